@@ -26,8 +26,8 @@ help: ## This list.
 	@echo 'Variables: PREFIX, DESTDIR (install, uninstall), FILTER (bench), SECONDS, TARGETS (fuzz), CARGO.'
 
 # Wrapper and hook are static; the injected libraries have a profile of their own (no_std, no unwinding). All that is
-# shipped ends up in target/release and target/lib, laid out as it is installed.
-build: ## All that ships, into target/release and target/lib.
+# shipped ends up in target/release, target/lib and target/share, laid out as it is installed.
+build: ## All that ships, into target/release, lib and share.
 	$(CARGO) build --release --locked -p gpushare $(SIMULATOR:%=-p %) -p gpushare-tests-client
 	$(SMALL) $(CARGO) build --release --locked --target $(TARGET) -p gpushare-runtime -p gpushare-hook
 	$(CARGO) build --profile shim --locked $(SHIMS:%=-p %)
@@ -35,6 +35,7 @@ build: ## All that ships, into target/release and target/lib.
 	install -d target/lib/gpushare
 	install -m 644 target/shim/libgpushare_intercept_cuda.so target/lib/gpushare/libcuda.so.1
 	install -m 644 target/shim/libgpushare_intercept_nvml.so target/lib/gpushare/libnvidia-ml.so.1
+	rm -rf target/share && target/release/gpushare pages target/share
 
 # Apart from `build`: a hundred crates that a single machine has no use for.
 kube: ## The agent for Kubernetes, kubectl's plugin too, into target/release.

@@ -16,7 +16,7 @@ top=$(cd "$(dirname "$0")/.." && pwd)
 built=$top/target
 root=$destdir$prefix
 
-[ -x "$built/release/gpushare-hook" ] || {
+[ -x "$built/release/gpushare-hook" ] && [ -d "$built/share" ] || {
     echo "install.sh: nothing is built yet: run \`make build\` first" >&2
     exit 1
 }
@@ -67,6 +67,14 @@ for unit in gpushare-meter.service gpushare-mps.service gpushare-sweep.service g
     placed "$unit" lib/systemd/system
 done
 put 644 "$top/packaging/71-gpushare.rules" "$root/lib/udev/rules.d"
+
+# Manual pages, completions and JSON Schemas.
+(cd "$built/share" && find . -type d) | while read -r folder; do
+    install -d "$root/share/$folder"
+done
+(cd "$built/share" && find . -type f) | while read -r file; do
+    put 644 "$built/share/$file" "$root/share/$(dirname "$file")"
+done
 
 # The administrator's file is never replaced; the shipped one lies beside it to compare.
 install -d "$destdir/etc/gpushare/gpushare.toml.d"

@@ -16,11 +16,11 @@ settings=$destdir/etc/gpushare/gpushare.toml
 
 # A living container needs the runtime to be stopped. Shares are held on this machine only, not in a staged tree.
 if [ -z "$destdir" ] && [ "${FORCE:-0}" != 1 ] && [ -x "$root/bin/gpushare" ]; then
-    held=$("$root/bin/gpushare" ps --json) || {
+    held=$("$root/bin/gpushare" ps --quiet) || {
         echo "uninstall.sh: cannot tell whether containers hold shares (see above); say FORCE=1 if none does" >&2
         exit 1
     }
-    [ "$held" = '[]' ] || {
+    [ -z "$held" ] || {
         echo "uninstall.sh: containers still hold shares (gpushare ps): end them first, or say FORCE=1" >&2
         exit 1
     }
@@ -54,11 +54,17 @@ for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
     rm -f "$root/bin/$program"
 done
 rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/gpushare" "$root/share/doc/gpushare"
+rm -f "$root"/share/man/man1/gpushare.1 "$root"/share/man/man1/gpushare-*.1 \
+    "$root/share/bash-completion/completions/gpushare" "$root/share/zsh/site-functions/_gpushare" \
+    "$root/share/fish/vendor_completions.d/gpushare.fish"
 rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-meter.service" \
     "$root/lib/systemd/system/gpushare-mps.service" "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer" \
     "$root/lib/systemd/system/gpushare-system.service" "$root/lib/udev/rules.d/71-gpushare.rules"
 rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib/systemd/system" "$root/lib/systemd" \
-    "$root/lib/udev/rules.d" "$root/lib/udev" "$root/lib/tmpfiles.d" "$root/share/doc" 2>/dev/null || true
+    "$root/lib/udev/rules.d" "$root/lib/udev" "$root/lib/tmpfiles.d" "$root/share/doc" \
+    "$root/share/man/man1" "$root/share/man" "$root/share/bash-completion/completions" "$root/share/bash-completion" \
+    "$root/share/zsh/site-functions" "$root/share/zsh" "$root/share/fish/vendor_completions.d" "$root/share/fish" \
+    2>/dev/null || true
 [ -n "$destdir" ] || umount -R /run/gpushare/limits 2>/dev/null || true
 [ -n "$destdir" ] || rm -rf /run/gpushare /var/cache/gpushare 2>/dev/null || true
 # Engines would offer devices whose hook is gone.

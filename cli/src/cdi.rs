@@ -10,6 +10,7 @@ use anyhow::Result;
 use clap::{Subcommand, ValueEnum};
 use gpushare_request::{GPU_KIND, SHARE_KIND};
 
+pub use self::list::Devices;
 use crate::Output;
 
 /// Where engines look for CDI specifications. The second folder is empty after a boot.

@@ -24,11 +24,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use similar::TextDiff;
 
 use crate::file::{self, FileChange};
-use crate::{Output, table};
+use crate::{Output, answer};
 use check::Checker;
 use default_share::DefaultShare;
 pub use known::engines;
@@ -300,6 +301,33 @@ fn at<T>(path: &Path, edited: Result<T, Mistake>) -> Result<T> {
     edited.map_err(|mistake| anyhow::anyhow!("{}, {mistake}", path.display()))
 }
 
+/// What was changed in an engine's settings.
+#[derive(Serialize, JsonSchema)]
+pub struct Configured {
+    engine: &'static str,
+    /// The name that the runtime has there.
+    runtime: String,
+    /// The engine's settings file.
+    config: String,
+    changed: bool,
+    /// Whether nothing was written.
+    dry_run: bool,
+    files: Vec<ChangedFile>,
+    /// The engine's program that read the new settings; null where none could.
+    checked_by: Option<String>,
+    /// What makes the engine read them.
+    restart: Option<&'static str>,
+    notes: Vec<String>,
+}
+
+/// A file that was changed.
+#[derive(Serialize, JsonSchema)]
+struct ChangedFile {
+    path: String,
+    /// As `diff -u` shows it.
+    diff: String,
+}
+
 fn tell(
     asked: &Configure,
     target: &Target,
@@ -315,21 +343,21 @@ fn tell(
         _ => target.restart,
     };
     if asked.output.json {
-        let files: Vec<_> = changed
-            .iter()
-            .map(|change| json!({"path": change.path.to_string_lossy(), "diff": difference(change)}))
-            .collect();
-        return Ok(table::json(&json!({
-            "engine": asked.engine.name(),
-            "runtime": asked.name,
-            "config": target.file.to_string_lossy(),
-            "changed": !changed.is_empty(),
-            "dry_run": asked.dry_run,
-            "files": files,
-            "checked_by": checked,
-            "restart": restart,
-            "notes": notes,
-        }))?);
+        let file = |change: &&FileChange| ChangedFile {
+            path: change.path.to_string_lossy().into_owned(),
+            diff: difference(change),
+        };
+        return Ok(answer::print(Configured {
+            engine: asked.engine.name(),
+            runtime: asked.name.clone(),
+            config: target.file.to_string_lossy().into_owned(),
+            changed: !changed.is_empty(),
+            dry_run: asked.dry_run,
+            files: changed.iter().map(file).collect(),
+            checked_by: checked.map(str::to_owned),
+            restart,
+            notes: notes.to_vec(),
+        })?);
     }
     let mut out = io::stdout().lock();
     if changed.is_empty() {

@@ -1,8 +1,35 @@
 //! Containers as commands name them: by the names that their users gave them, by their ids, or by the
 //! beginning of an id.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use gpushare_quota::{Called, Lease, LeaseKey, Member, PodContainer, ResourceClaim, Store};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// What a cluster calls a container, in JSON.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct PodName {
+    pub namespace: String,
+    /// The pod's name.
+    pub name: String,
+    /// The pod's UID.
+    pub uid: String,
+    /// The container's name in the pod.
+    pub container: String,
+}
+
+impl PodName {
+    pub fn of(name: &PodContainer) -> Self {
+        Self {
+            namespace: name.namespace.clone(),
+            name: name.pod.clone(),
+            uid: name.uid.clone(),
+            container: name.container.clone(),
+        }
+    }
+}
 
 /// The living lease of the container that `asked` names, with that container as [`Lease::member`]: by its
 /// id, by its name, or by the beginning of its id; in a cluster by `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD`
@@ -40,19 +67,21 @@ pub fn find(store: &Store, asked: &str, root: Option<&str>) -> Result<Lease> {
             let found = lease.clone().asked_by(|key| *key == member.key);
             found.with_context(|| format!("no container {asked:?} holds a share"))
         }
-        [] => bail!(
+        [] => Err(Failure::not_found(format!(
             "no container {asked:?} holds a share; give its name, its id or the beginning of that, or in a cluster \
              NAMESPACE/POD/CONTAINER, as `gpushare ps` shows it"
-        ),
+        ))
+        .into()),
         _ => {
             let fitting = |(_, member): &(&Lease, &Member)| match named(member) {
                 name if name == member.key.container => name,
                 name => format!("{name} ({})", short(&member.key.container)),
             };
             let fitting = found.iter().map(fitting).collect::<Vec<_>>().join(", ");
-            bail!(
+            Err(Failure::not_found(format!(
                 "several containers fit {asked:?}: {fitting}; give the id, or --root (`gpushare ps --json`)"
-            )
+            ))
+            .into())
         }
     }
 }

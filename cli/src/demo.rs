@@ -127,8 +127,8 @@ impl Stage {
     }
 
     fn held(&self) -> Result<usize> {
-        let leases: Vec<serde_json::Value> = serde_json::from_str(&self.ours(&["ps", "--json"])?)?;
-        Ok(leases.len())
+        let leases: serde_json::Value = serde_json::from_str(&self.ours(&["ps", "--json"])?)?;
+        Ok(leases["shares"].as_array().map_or(0, Vec::len))
     }
 
     /// One of gpushare's programs, which looks at this stage's node.

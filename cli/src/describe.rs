@@ -3,16 +3,18 @@
 
 use std::io::{self, Write};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use gpushare_config::Config;
-use gpushare_inject::living_configuration;
+use gpushare_inject::{living_configuration, too_little};
 use gpushare_request::read;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::container::{find, short};
+use crate::failure::Failure;
 use crate::overview::{Looker, Overview, PartView, Process, ShareView};
 use crate::table::{age, escaped};
-use crate::{Output, node, table};
+use crate::{Output, answer, node};
 
 /// Whose share.
 #[derive(clap::Args)]
@@ -26,6 +28,20 @@ pub struct Describe {
     output: Output,
 }
 
+/// One share whole.
+#[derive(Serialize, JsonSchema)]
+pub struct Description {
+    share: ShareView,
+    /// In whose words it was asked for.
+    asked_by: Vec<&'static str>,
+    /// What was decided about the request, and why.
+    notes: Vec<String>,
+    /// The processes of its containers.
+    processes: Vec<Process>,
+    /// What its user could do.
+    helps: Vec<String>,
+}
+
 /// Prints one share.
 pub fn describe(asked: &Describe) -> Result<()> {
     let config = Config::load()?;
@@ -34,7 +50,8 @@ pub fn describe(asked: &Describe) -> Result<()> {
     let mut looker = Looker::open(config.clone())?;
     let overview = looker.look()?;
     let Some(share) = overview.shares.iter().find(|share| share.lease == lease.id) else {
-        bail!("the share of {} was given back just now", asked.container)
+        let message = format!("the share of {} was given back just now", asked.container);
+        return Err(Failure::not_found(message).into());
     };
     let processes = looker.processes(lease.id)?;
     // What the bundle says, where the low-level runtime still knows it.
@@ -43,18 +60,11 @@ pub fn describe(asked: &Describe) -> Result<()> {
         read(&config.container(&bundle), &config.request, &gpus).ok()?
     });
     let (dialects, notes) = request.map(|request| (request.dialects, request.notes)).unwrap_or_default();
-    let helps = helps(share, &overview);
+    let mut helps = helps(share, &overview);
+    helps.extend(too_little(&lease));
     if asked.output.json {
-        let processes: Vec<_> =
-            processes.iter().map(|process| json!({"pid": process.pid, "name": process.name})).collect();
-        return Ok(table::json(&json!({
-            "version": 1,
-            "share": share,
-            "asked_by": dialects,
-            "notes": notes,
-            "processes": processes,
-            "helps": helps,
-        }))?);
+        let share = share.clone();
+        return Ok(answer::print(Description { share, asked_by: dialects, notes, processes, helps })?);
     }
     Ok(print(share, &dialects.join(", "), &notes, &processes, &helps)?)
 }

@@ -6,9 +6,88 @@ use gpushare_inject::{one_line, out_of_service};
 use gpushare_inventory::{DeviceMemory, Gpu, SickGpu};
 use gpushare_quota::{Admission, Company, GpuLoad};
 use gpushare_request::Mode;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use crate::{node, table};
+use crate::{answer, node, table};
+
+/// The node's GPUs.
+#[derive(Serialize, JsonSchema)]
+pub struct Devices {
+    driver_version: String,
+    /// GPUs and MIG instances in service, by their numbers.
+    gpus: Vec<Device>,
+    out_of_service: Vec<OutOfService>,
+}
+
+/// A GPU or MIG instance, and what is free on it.
+#[derive(Serialize, JsonSchema)]
+struct Device {
+    index: u32,
+    uuid: String,
+    /// Number of its device node.
+    minor: u32,
+    model: String,
+    /// Its memory in bytes; null where that is not known.
+    memory_bytes: Option<u64>,
+    /// Memory that leases hold, in bytes.
+    granted_bytes: u64,
+    /// The most memory that a new share can get now, in bytes.
+    free_bytes: Option<u64>,
+    /// Compute that leases hold, in percent.
+    granted_cores: u64,
+    /// How many leases there are on it.
+    shares: u64,
+    /// Whether one container has it whole.
+    exclusive: bool,
+    /// The mode of the leases on it; null without any.
+    mode: Option<&'static str>,
+    /// Whether it takes no new shares.
+    cordoned: bool,
+    /// What it is of a divided card; null for a whole GPU.
+    mig: Option<Instance>,
+}
+
+/// A MIG instance.
+#[derive(Serialize, JsonSchema)]
+struct Instance {
+    /// UUID of the card.
+    card: String,
+    /// Its size, as 1g.10gb.
+    profile: String,
+    gpu_instance: u32,
+    compute_instance: u32,
+    /// Its position among the card's instances.
+    position: u32,
+}
+
+/// A GPU that is out of service.
+#[derive(Serialize, JsonSchema)]
+struct OutOfService {
+    index: u32,
+    /// Its PCI address.
+    address: String,
+    why: String,
+}
+
+/// How GPUs reach each other.
+#[derive(Serialize, JsonSchema)]
+pub struct Topology {
+    gpus: Vec<Place>,
+}
+
+/// Where a GPU is.
+#[derive(Serialize, JsonSchema)]
+struct Place {
+    index: u32,
+    uuid: String,
+    pci_bus_id: String,
+    numa_node: Option<u32>,
+    /// GPUs that have the same reach each other over NVLink; null without it.
+    nvlink_group: Option<String>,
+    /// The way to each GPU, in their order; X is the GPU itself.
+    ways: Vec<&'static str>,
+}
 
 /// Prints one row per GPU.
 pub fn devices(as_json: bool) -> Result<()> {
@@ -18,11 +97,11 @@ pub fn devices(as_json: bool) -> Result<()> {
     let loads = store.living_loads()?;
     let rows = node.gpus.iter().map(|gpu| (gpu, loads.get(&gpu.uuid).copied().unwrap_or_default()));
     if as_json {
-        let list: Vec<Value> = rows.map(|(gpu, load)| entry(gpu, &load, &config.quota)).collect();
-        let sick: Vec<Value> = node.sick.iter().map(sick_entry).collect();
-        let version = &node.driver.version;
-        let all = json!({ "driver_version": version, "gpus": list, "out_of_service": sick });
-        return Ok(table::json(&all)?);
+        return Ok(answer::print(Devices {
+            gpus: rows.map(|(gpu, load)| entry(gpu, &load, &config.quota)).collect(),
+            out_of_service: node.sick.iter().map(sick_entry).collect(),
+            driver_version: node.driver.version,
+        })?);
     }
     let rules = &config.quota;
     let headings = ["GPU", "MODEL", "MEMORY", "GRANTED", "FREE", "COMPUTE", "SHARES", "UUID"];
@@ -46,17 +125,15 @@ pub fn topology(as_json: bool) -> Result<()> {
         gpus.iter().map(way).collect()
     };
     if as_json {
-        let gpus = gpus.iter().map(|gpu| {
-            json!({
-                "index": gpu.index,
-                "uuid": gpu.uuid.to_string(),
-                "pci_bus_id": gpu.place.pci_bus_id,
-                "numa_node": gpu.place.numa_node,
-                "nvlink_group": Some(&gpu.place.nvlink_group).filter(|group| !group.is_empty()),
-                "ways": ways(gpu),
-            })
-        });
-        return Ok(table::json(&json!({ "gpus": gpus.collect::<Vec<_>>() }))?);
+        let place = |gpu: &Gpu| Place {
+            index: gpu.index,
+            uuid: gpu.uuid.to_string(),
+            pci_bus_id: gpu.place.pci_bus_id.clone(),
+            numa_node: gpu.place.numa_node,
+            nvlink_group: Some(gpu.place.nvlink_group.clone()).filter(|group| !group.is_empty()),
+            ways: ways(gpu),
+        };
+        return Ok(answer::print(Topology { gpus: gpus.iter().map(place).collect() })?);
     }
     let headings = gpus.iter().map(|gpu| format!("GPU {}", gpu.index)).collect::<Vec<_>>().join("  ");
     let row = |gpu: &Gpu| {
@@ -111,30 +188,30 @@ fn row(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> [String; 8] {
     ]
 }
 
-fn sick_entry(sick: &SickGpu) -> Value {
-    json!({ "index": sick.index, "address": sick.address, "why": one_line(&sick.why) })
+fn sick_entry(sick: &SickGpu) -> OutOfService {
+    OutOfService { index: sick.index, address: sick.address.clone(), why: one_line(&sick.why) }
 }
 
-fn entry(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Value {
-    json!({
-        "index": gpu.index,
-        "uuid": gpu.uuid.to_string(),
-        "minor": gpu.minor,
-        "model": gpu.model,
-        "memory_bytes": gpu.memory.map(DeviceMemory::bytes),
-        "granted_bytes": load.memory.bytes(),
-        "free_bytes": free(gpu, load, rules).map(DeviceMemory::bytes),
-        "granted_cores": load.cores,
-        "shares": load.leases,
-        "exclusive": load.company == Some(Company::Nobody),
-        "mode": load.company.map(|company| company.mode().name()),
-        "cordoned": rules.is_cordoned(gpu),
-        "mig": gpu.instance.as_ref().map(|instance| json!({
-            "card": instance.card.to_string(),
-            "profile": instance.profile.to_string(),
-            "gpu_instance": instance.id.gpu,
-            "compute_instance": instance.id.compute,
-            "position": instance.position,
-        })),
-    })
+fn entry(gpu: &Gpu, load: &GpuLoad, rules: &Admission) -> Device {
+    Device {
+        index: gpu.index,
+        uuid: gpu.uuid.to_string(),
+        minor: gpu.minor,
+        model: gpu.model.clone(),
+        memory_bytes: gpu.memory.map(DeviceMemory::bytes),
+        granted_bytes: load.memory.bytes(),
+        free_bytes: free(gpu, load, rules).map(DeviceMemory::bytes),
+        granted_cores: load.cores,
+        shares: load.leases,
+        exclusive: load.company == Some(Company::Nobody),
+        mode: load.company.map(|company| company.mode().name()),
+        cordoned: rules.is_cordoned(gpu),
+        mig: gpu.instance.as_ref().map(|instance| Instance {
+            card: instance.card.to_string(),
+            profile: instance.profile.to_string(),
+            gpu_instance: instance.id.gpu,
+            compute_instance: instance.id.compute,
+            position: instance.position,
+        }),
+    }
 }

@@ -11,11 +11,12 @@ use gpushare_inject::{DriverLimiter, DriverLimits, MpsFolder, Region, is_served,
 use gpushare_inventory::{Faults, Gpu, Node};
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
 use gpushare_request::ComputePolicy;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use self::runc::Runc;
 use crate::violation::{self, Kind, Violation};
-use crate::{configure, inventory, lock, meter, node, system, table};
+use crate::{answer, configure, inventory, lock, meter, node, system, table};
 
 /// The systemd timer that runs `gpushare sweep` every minute.
 const SWEEP_TIMER: &str = "gpushare-sweep.timer";
@@ -38,6 +39,22 @@ impl Verdict {
     }
 }
 
+/// What was found.
+#[derive(Serialize, JsonSchema)]
+pub struct Findings {
+    /// In the order in which a container would meet it.
+    findings: Vec<ToldFinding>,
+}
+
+/// One finding.
+#[derive(Serialize, JsonSchema)]
+struct ToldFinding {
+    check: &'static str,
+    /// `ok`, `warning` or `failure`.
+    verdict: String,
+    text: String,
+}
+
 struct Finding {
     check: &'static str,
     verdict: Verdict,
@@ -48,10 +65,12 @@ struct Finding {
 pub fn doctor(as_json: bool) -> Result<ExitCode> {
     let findings = examine();
     if as_json {
-        let list = findings.iter().map(|finding| {
-            json!({"check": finding.check, "verdict": finding.verdict.name().to_lowercase(), "text": finding.text})
-        });
-        table::json(&list.collect())?;
+        let told = |finding: &Finding| ToldFinding {
+            check: finding.check,
+            verdict: finding.verdict.name().to_lowercase(),
+            text: finding.text.clone(),
+        };
+        answer::print(Findings { findings: findings.iter().map(told).collect() })?;
     } else {
         let rows = findings.iter().map(|finding| {
             [finding.verdict.name().to_owned(), finding.check.to_owned(), finding.text.clone()]

@@ -10,10 +10,12 @@ use clap::{Args, ValueEnum};
 use gpushare_config::Config;
 use gpushare_inject::used;
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Lease, PastLease, Refused, Used};
-use serde_json::{Value, json};
+use gpushare_quota::{Lease, PastLease, Reason, Refused, Used};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use crate::container::{listed, name, short};
+use crate::answer::{self, Format};
+use crate::container::{PodName, listed, name, short};
 use crate::node::GpuNames;
 use crate::table::{age, span};
 use crate::{node, table};
@@ -54,11 +56,94 @@ enum By {
     Gpu,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Table,
-    Json,
-    Csv,
+/// Shares that were given back, and containers that were refused.
+#[derive(Serialize, JsonSchema)]
+pub struct Past {
+    /// Newest first.
+    shares: Vec<Ended>,
+    /// Newest first.
+    refusals: Vec<Refusal>,
+}
+
+/// A share that was given back.
+#[derive(Serialize, JsonSchema)]
+struct Ended {
+    /// The runtime root of the container that held it last; empty where the engine named none.
+    root: String,
+    /// The id of that container.
+    id: String,
+    /// What it was called, or its id.
+    name: String,
+    pod: Option<PodName>,
+    image: Option<String>,
+    /// The compose project.
+    project: Option<String>,
+    /// Ids of the last other containers of its pod, at most 8.
+    others: Vec<String>,
+    /// GPUs and memory as text.
+    grants: String,
+    /// Seconds since 1970.
+    granted_at: u64,
+    /// Seconds since 1970.
+    released_at: u64,
+    /// Why it ended.
+    reason: String,
+    /// What its containers used; null where nobody could tell.
+    used: Option<UsedUp>,
+}
+
+/// What containers used of their share.
+#[derive(Serialize, JsonSchema)]
+struct UsedUp {
+    /// GPU time in nanoseconds; null where no meter ran.
+    gpu_nanoseconds: Option<u64>,
+    /// How long launches were held back, in nanoseconds over all threads.
+    throttled_nanoseconds: u64,
+    /// Allocations that the limit refused.
+    allocations_refused: u64,
+    /// The most memory that was held, in bytes; null where no meter ran.
+    peak_bytes: Option<u64>,
+    /// The memory that was held on average, in bytes; null where no meter ran.
+    mean_bytes: Option<u64>,
+}
+
+/// A container that was refused.
+#[derive(Serialize, JsonSchema)]
+struct Refusal {
+    /// The container's id.
+    id: String,
+    /// Seconds since 1970.
+    at: u64,
+    /// `room`, `rules`, `request`, `image`, `settings` or `node`; null in notes of earlier versions.
+    kind: Option<&'static str>,
+    /// Why, as the engine was told.
+    text: String,
+}
+
+/// Shares summed up.
+#[derive(Serialize, JsonSchema)]
+pub struct Sums {
+    /// What they are summed up by: `name`, `image`, `namespace` or `gpu`.
+    by: &'static str,
+    sums: Vec<Total>,
+}
+
+/// What several shares cost together.
+#[derive(Serialize, JsonSchema)]
+struct Total {
+    /// The name, image, namespace or GPU; `-` where it is not known.
+    of: String,
+    /// How many they are.
+    shares: u64,
+    held_seconds: u64,
+    gpu_seconds: f64,
+    throttled_seconds: f64,
+    /// Allocations that their limits refused.
+    allocations_refused: u64,
+    /// The most memory that one of them held, in bytes.
+    peak_bytes: u64,
+    /// Granted memory times the time for which it was held.
+    memory_gibibyte_hours: f64,
 }
 
 /// Prints past leases and refusals.
@@ -89,10 +174,10 @@ pub fn history(asked: &History) -> Result<()> {
         refusals.truncate(REFUSALS);
     }
     match format {
-        Format::Json => {
-            let ended = past.iter().map(entry);
-            Ok(table::json(&Value::Array(ended.chain(refusals.iter().map(refusal)).collect()))?)
-        }
+        Format::Json => Ok(answer::print(Past {
+            shares: past.iter().map(entry).collect(),
+            refusals: refusals.iter().map(refusal).collect(),
+        })?),
         Format::Csv => Ok(csv(&past, &refusals)?),
         Format::Table => Ok(print(&past, &refusals, &names)?),
     }
@@ -181,27 +266,32 @@ fn print_sums(by: By, sums: &BTreeMap<String, Sum>, format: Format) -> io::Resul
     };
     let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
     match format {
-        Format::Json => table::json(&Value::Array(
-            sums.iter()
-                .map(|(key, sum)| {
-                    json!({
-                        word: key,
-                        "shares": sum.shares,
-                        "held_seconds": sum.held_seconds,
-                        "gpu_seconds": seconds(sum.gpu_nanoseconds),
-                        "throttled_seconds": seconds(sum.throttled_nanoseconds),
-                        "allocations_refused": sum.refused,
-                        "peak_bytes": sum.peak_bytes,
-                        "memory_gibibyte_hours": sum.gibibyte_hours(),
-                    })
-                })
-                .collect(),
-        )),
+        Format::Json => {
+            let total = |(key, sum): (&String, &Sum)| Total {
+                of: key.clone(),
+                shares: sum.shares,
+                held_seconds: sum.held_seconds,
+                gpu_seconds: seconds(sum.gpu_nanoseconds),
+                throttled_seconds: seconds(sum.throttled_nanoseconds),
+                allocations_refused: sum.refused,
+                peak_bytes: sum.peak_bytes,
+                memory_gibibyte_hours: sum.gibibyte_hours(),
+            };
+            answer::print(Sums { by: word, sums: sums.iter().map(total).collect() })
+        }
         Format::Csv => {
-            let head = "shares,held_seconds,gpu_seconds,throttled_seconds,allocations_refused,peak_bytes,memory_gibibyte_hours";
+            let columns = [
+                word,
+                "shares",
+                "held_seconds",
+                "gpu_seconds",
+                "throttled_seconds",
+                "allocations_refused",
+                "peak_bytes",
+                "memory_gibibyte_hours",
+            ];
             table::csv(
-                &[word],
-                head,
+                &columns,
                 sums.iter().map(|(key, sum)| {
                     vec![
                         key.clone(),
@@ -237,35 +327,56 @@ fn print_sums(by: By, sums: &BTreeMap<String, Sum>, format: Format) -> io::Resul
     }
 }
 
-fn entry(lease: &PastLease) -> Value {
-    json!({
-        "root": lease.key.root,
-        "id": lease.key.container,
-        "name": name(lease.name.as_ref(), &lease.called, &lease.key.container),
-        "pod": lease.name,
-        "image": lease.called.image,
-        "project": lease.called.project,
-        "others": lease.others,
-        "grants": lease.grants,
-        "granted_at": lease.granted_at,
-        "released_at": lease.released_at,
-        "reason": lease.reason,
-        "used": lease.used,
-    })
+fn entry(lease: &PastLease) -> Ended {
+    Ended {
+        root: lease.key.root.clone(),
+        id: lease.key.container.clone(),
+        name: name(lease.name.as_ref(), &lease.called, &lease.key.container),
+        pod: lease.name.as_ref().map(PodName::of),
+        image: lease.called.image.clone(),
+        project: lease.called.project.clone(),
+        others: lease.others.clone(),
+        grants: lease.grants.clone(),
+        granted_at: lease.granted_at,
+        released_at: lease.released_at,
+        reason: lease.reason.clone(),
+        used: lease.used.map(|used| UsedUp {
+            gpu_nanoseconds: used.gpu_nanoseconds,
+            throttled_nanoseconds: used.throttled_nanoseconds,
+            allocations_refused: used.refused,
+            peak_bytes: used.peak_bytes,
+            mean_bytes: used.mean_bytes,
+        }),
+    }
 }
 
-fn refusal(refused: &Refused) -> Value {
-    json!({
-        "id": refused.container,
-        "released_at": refused.at,
-        "reason": "refused",
-        "text": refused.reason,
-    })
+fn refusal(refused: &Refused) -> Refusal {
+    Refusal {
+        id: refused.container.clone(),
+        at: refused.at,
+        kind: refused.kind.map(Reason::name),
+        text: refused.reason.clone(),
+    }
 }
+
+/// The columns of single shares and refusals.
+const COLUMNS: [&str; 13] = [
+    "id",
+    "name",
+    "image",
+    "namespace",
+    "grants",
+    "granted_at",
+    "ended_at",
+    "reason",
+    "gpu_seconds",
+    "throttled_seconds",
+    "allocations_refused",
+    "peak_bytes",
+    "mean_bytes",
+];
 
 fn csv(past: &[PastLease], refusals: &[Refused]) -> io::Result<()> {
-    let head = "image,namespace,grants,granted_at,ended_at,reason,gpu_seconds,throttled_seconds,allocations_refused,peak_bytes,\
-                mean_bytes";
     let ended = past.iter().map(|lease| {
         let used = lease.used.unwrap_or_default();
         let number = |number: Option<u64>| number.map_or_else(String::new, |number| number.to_string());
@@ -288,13 +399,13 @@ fn csv(past: &[PastLease], refusals: &[Refused]) -> io::Result<()> {
     });
     let refused = refusals.iter().map(|refused| {
         let reason = format!("refused: {}", refused.reason);
-        let mut row = vec![String::new(); 13];
+        let mut row = vec![String::new(); COLUMNS.len()];
         row[0].clone_from(&refused.container);
         row[6] = refused.at.to_string();
         row[7] = reason;
         row
     });
-    table::csv(&["id", "name"], head, ended.chain(refused))
+    table::csv(&COLUMNS, ended.chain(refused))
 }
 
 fn print(past: &[PastLease], refusals: &[Refused], names: &GpuNames) -> io::Result<()> {

@@ -2,17 +2,34 @@
 
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{Region, Whose, forget_ended, forget_swept, give_back, one_line};
-use gpushare_quota::{Release, ReleaseReason};
-use serde_json::{Value, json};
+use gpushare_quota::{Release, ReleaseReason, Swept};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::container::{containers, find, named, short};
-use crate::{meter, node, table};
+use crate::failure::Failure;
+use crate::{answer, meter, node, table};
 
 /// What the history has from before is forgotten: 400 days ago, so that a year can be compared with the last.
 const OLDEST: Duration = Duration::from_secs(400 * 24 * 3600);
+
+/// The shares of containers that were gone.
+#[derive(Serialize, JsonSchema)]
+pub struct SweptShares {
+    swept: Vec<SweptShare>,
+}
+
+/// A share that was given back.
+#[derive(Serialize, JsonSchema)]
+struct SweptShare {
+    /// The runtime root; empty where the engine named none.
+    root: String,
+    /// The container's id.
+    id: String,
+}
 
 /// Releases the leases of containers that are gone, removes region folders without a lease, and rewrites
 /// limits files that differ from their leases.
@@ -36,8 +53,9 @@ pub fn sweep(as_json: bool) -> Result<()> {
         }
     }
     if as_json {
-        let list = swept.iter().map(|swept| json!({"root": swept.key.root, "id": swept.key.container}));
-        return Ok(table::json(&Value::Array(list.collect()))?);
+        let share =
+            |swept: &Swept| SweptShare { root: swept.key.root.clone(), id: swept.key.container.clone() };
+        return Ok(answer::print(SweptShares { swept: swept.iter().map(share).collect() })?);
     }
     if swept.is_empty() {
         return Ok(table::line("nothing to give back")?);
@@ -54,17 +72,19 @@ pub fn release(id: &str, root: Option<&str>, force: bool) -> Result<()> {
     let lease = find(&store, id, root)?;
     let key = &lease.member.key;
     if !force && lease.member.holder.is_agent() {
-        bail!(
+        return Err(Failure::refused(format!(
             "{} is a resource claim of Kubernetes: it is given back when its pods are deleted; without the cluster's agent use \
              --force, after which no container joins it any more",
             named(&lease.member)
-        );
+        ))
+        .into());
     }
     if !force && !lease.member.holder.is_gone() {
-        bail!(
+        return Err(Failure::refused(format!(
             "container {} lives: end it, or use --force, after which its memory may be granted twice",
             named(&lease.member)
-        );
+        ))
+        .into());
     }
     let left = give_back(&state, &store, lease.id, key, ReleaseReason::Forced, Whose::Anyones)?;
     let others = lease.others.iter().map(named).collect::<Vec<_>>().join(", ");

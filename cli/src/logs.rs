@@ -3,16 +3,18 @@
 
 use std::io;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inventory::Faults;
 use gpushare_quota::{Lease, PastLease};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use crate::container::{containers, name, short};
+use crate::container::{containers, name, named, short};
+use crate::failure::Failure;
 use crate::history::moment;
 use crate::node::GpuNames;
-use crate::{node, table};
+use crate::{answer, node, table};
 
 /// What to tell.
 #[derive(clap::Args)]
@@ -30,10 +32,20 @@ pub struct Logs {
     json: bool,
 }
 
+/// What happened on this node.
+#[derive(Serialize, JsonSchema)]
+pub struct Events {
+    /// Newest last.
+    events: Vec<Event>,
+}
+
 /// Something that happened.
+#[derive(Serialize, JsonSchema)]
 struct Event {
     /// Seconds since 1970.
     at: u64,
+    /// `granted`, `given back`, `refused`, `cheated`, `stranger` or `failed`.
+    #[serde(rename = "event")]
     what: &'static str,
     /// The container's id; empty where it is none's.
     id: String,
@@ -47,15 +59,28 @@ pub fn logs(asked: &Logs) -> Result<()> {
     let config = Config::load()?;
     let (state, store) = node::store(&config)?;
     let names = GpuNames::of(&config);
-    let past = store.history();
+    let (past, living) = (store.history(), store.leases()?);
+    // Notes of refusals and of the meter have ids alone.
+    let title = |id: &str| {
+        let of_living = living.iter().flat_map(Lease::members).find(|member| member.key.container == id);
+        let of_past = || past.iter().find(|lease| lease.key.container == id);
+        of_living.map(named).or_else(|| of_past().map(called)).unwrap_or_else(|| short(id))
+    };
     let mut events: Vec<Event> = past.iter().flat_map(|lease| ended(lease, &names)).collect();
-    events.extend(store.leases()?.iter().map(|lease| granted(lease, &names)));
+    events.extend(living.iter().map(|lease| granted(lease, &names)));
     events.extend(state.refusals().into_iter().map(|refused| Event {
         at: refused.at,
         what: "refused",
-        name: short(&refused.container),
+        name: title(&refused.container),
         id: refused.container,
         text: refused.reason,
+    }));
+    events.extend(state.found().into_iter().map(|found| Event {
+        at: found.at,
+        what: if found.lease.is_some() { "cheated" } else { "stranger" },
+        name: title(&found.container),
+        id: found.container,
+        text: found.text,
     }));
     events.extend(Faults::load(state.path()).all().filter_map(|(gpu, why)| {
         let (at, name) = (Faults::noted_at(state.path(), gpu)?, names.name(gpu));
@@ -67,14 +92,16 @@ pub fn logs(asked: &Logs) -> Result<()> {
     };
     events.retain(is_meant);
     if let (Some(container), None, true) = (&asked.container, asked.since, events.is_empty()) {
-        bail!(
+        return Err(Failure::not_found(format!(
             "nothing is known of a container {container:?}: give its name, its id or the beginning of that"
-        );
+        ))
+        .into());
     }
     events.sort_by_key(|event| event.at);
     let skipped = events.len().saturating_sub(asked.lines);
-    print(events.get(skipped..).unwrap_or_default(), asked.json)?;
-    Ok(())
+    events.drain(..skipped);
+    let told = if asked.json { answer::print(Events { events }) } else { print(&events) };
+    Ok(told?)
 }
 
 fn granted(lease: &Lease, names: &GpuNames) -> Event {
@@ -87,15 +114,14 @@ fn granted(lease: &Lease, names: &GpuNames) -> Event {
     }
 }
 
+fn called(lease: &PastLease) -> String {
+    name(lease.name.as_ref(), &lease.called, &lease.key.container)
+}
+
 /// A lease that ended is two events.
 fn ended(lease: &PastLease, names: &GpuNames) -> [Event; 2] {
-    let event = |at, what, text| Event {
-        at,
-        what,
-        id: lease.key.container.clone(),
-        name: name(lease.name.as_ref(), &lease.called, &lease.key.container),
-        text,
-    };
+    let event =
+        |at, what, text| Event { at, what, id: lease.key.container.clone(), name: called(lease), text };
     let used = lease.used.unwrap_or_default();
     let time = used
         .gpu_nanoseconds
@@ -111,13 +137,7 @@ fn ended(lease: &PastLease, names: &GpuNames) -> [Event; 2] {
     ]
 }
 
-fn print(events: &[Event], as_json: bool) -> io::Result<()> {
-    if as_json {
-        let list = events.iter().map(|event| {
-            json!({"at": event.at, "event": event.what, "id": event.id, "name": event.name, "text": event.text})
-        });
-        return table::json(&Value::Array(list.collect()));
-    }
+fn print(events: &[Event]) -> io::Result<()> {
     if events.is_empty() {
         return table::line("nothing is known to have happened");
     }

@@ -1,10 +1,11 @@
 //! `gpushare`: what people and scripts ask of a node that shares GPUs.
 //!
 //! One file per command. Each reads the same settings, store and inventory as the runtime. `--json` prints
-//! values, without it a command prints a table. Exit codes: 0 done, 1 failed (one line on stderr), 2 wrong
-//! usage.
+//! an object (`answer`), without it a command prints a table. A failure is one line on stderr, and an exit code
+//! by its kind (`failure`).
 #![deny(unsafe_code)]
 
+mod answer;
 mod cdi;
 mod clock;
 mod config;
@@ -15,6 +16,7 @@ mod demo;
 mod describe;
 mod devices;
 mod doctor;
+mod failure;
 mod file;
 mod history;
 mod inventory;
@@ -27,6 +29,7 @@ mod mps;
 mod node;
 mod overview;
 mod page;
+mod pages;
 mod plan;
 mod ps;
 mod serve;
@@ -41,12 +44,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+
+use self::failure::Failure;
 
 /// Shares of GPUs for containers: what this node has, who holds what, and what a request would get.
 ///
 /// Settings: /etc/gpushare/gpushare.toml and drop-ins in gpushare.toml.d, or the file that GPUSHARE_CONFIG
-/// names. Exit codes: 0 done, 1 failed, 2 wrong usage.
+/// names. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused, 5 needs root, 6 mistake in the
+/// settings, 7 request that cannot be met. With --json an error is JSON on stderr, too.
 #[derive(Parser)]
 #[command(name = "gpushare", version, max_term_width = 100)]
 struct Cli {
@@ -66,7 +73,7 @@ enum Command {
         output: Output,
     },
     /// Containers that hold a share, and what they use of it.
-    Ps(Output),
+    Ps(ps::Ps),
     /// The node live: GPUs, shares and what they use.
     Top(top::Top),
     /// One share whole: who holds it, what it gives, what is used of it, and what would help.
@@ -139,6 +146,17 @@ enum Command {
         #[arg(long)]
         nvidia_smi: Option<PathBuf>,
     },
+    /// Prints a completion script for a shell.
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Writes manual pages, completions and JSON Schemas, as they are installed below PREFIX/share.
+    #[command(hide = true)]
+    Pages {
+        /// The folder.
+        share: PathBuf,
+    },
 }
 
 #[derive(Subcommand)]
@@ -165,24 +183,29 @@ struct Output {
 
 fn main() -> ExitCode {
     gpushare_inject::outlive_file_size_limit();
-    match run(Cli::parse().command) {
+    let wants_json = failure::wants_json(std::env::args());
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::of_usage(&error, wants_json),
+    };
+    match run(cli.command) {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("gpushare: {}", gpushare_inject::one_line(error.as_ref()));
-            ExitCode::FAILURE
-        }
+        Err(error) => Failure::of(&error).tell(wants_json),
     }
 }
 
 fn run(command: Command) -> Result<ExitCode> {
-    if let Some(deed) = roots_deed(&command) {
-        anyhow::ensure!(nix::unistd::geteuid().is_root(), "only root may {deed}: use sudo");
+    match roots_deed(&command) {
+        Some(deed) if !nix::unistd::geteuid().is_root() => {
+            return Err(Failure::denied(format!("only root may {deed}: use sudo")).into());
+        }
+        _ => {}
     }
     match command {
         Command::Devices { topology: false, output } => devices::devices(output.json)?,
         Command::Devices { topology: true, output } => devices::topology(output.json)?,
-        Command::Ps(output) => ps::ps(output.json)?,
+        Command::Ps(asked) => ps::ps(&asked)?,
         Command::Top(asked) => top::top(&asked)?,
         Command::Describe(asked) => describe::describe(&asked)?,
         Command::Logs(asked) => logs::logs(&asked)?,
@@ -203,6 +226,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Configure(asked) => configure::configure(&asked)?,
         Command::Doctor(output) => return doctor::doctor(output.json),
         Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
+        Command::Completion { shell } => pages::completion(shell, Cli::command())?,
+        Command::Pages { share } => pages::write(&share, Cli::command())?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -212,7 +237,11 @@ fn run(command: Command) -> Result<ExitCode> {
 /// by their own modes.
 fn roots_deed(command: &Command) -> Option<&'static str> {
     Some(match command {
-        Command::Config(_) | Command::Configure(_) | Command::Doctor(_) => return None,
+        Command::Config(_)
+        | Command::Configure(_)
+        | Command::Doctor(_)
+        | Command::Completion { .. }
+        | Command::Pages { .. } => return None,
         Command::Devices { .. }
         | Command::Ps(_)
         | Command::Top(_)

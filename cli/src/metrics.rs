@@ -3,8 +3,10 @@
 //! be joined. Series are bounded by the GPUs and the living leases.
 
 use std::io;
+use std::time::Duration;
 
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use gpushare_quota::{Reason, ReleaseReason};
+use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Encoder, TextEncoder};
 
 use crate::overview::{GpuView, Overview, PartView, ShareView};
@@ -14,19 +16,96 @@ use crate::violation::Kind;
 pub const TEXT: &str = prometheus::TEXT_FORMAT;
 
 /// What is counted while the meter runs.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Totals {
     /// Leases that were granted.
     pub grants: u64,
-    /// Containers that were refused.
-    pub refusals: u64,
+    /// Containers that were refused, by [`REASONS`].
+    refusals: [u64; REASONS],
+    /// Leases that ended, by [`ReleaseReason::ALL`].
+    releases: [u64; ReleaseReason::ALL.len()],
+    /// What was found to be done against shares, by [`Kind::ALL`].
+    violations: [u64; Kind::ALL.len()],
+    /// How long shares took to make.
+    pub makes: Makes,
+}
+
+/// How many reasons there are.
+const REASONS: usize = Reason::ALL.len();
+
+impl Totals {
+    /// Counts a container that was refused.
+    pub fn count_refusal(&mut self, kind: Option<Reason>) {
+        let kind = kind.unwrap_or(Reason::Node);
+        count(&mut self.refusals, Reason::ALL.iter().position(|one| *one == kind));
+    }
+
+    /// Counts a lease that ended, by [`ReleaseReason::name`].
+    pub fn count_release(&mut self, reason: &str) {
+        count(&mut self.releases, ReleaseReason::ALL.iter().position(|one| one.name() == reason));
+    }
+
+    /// Counts what was found, by [`Kind::name`].
+    pub fn count_violation(&mut self, kind: &str) {
+        count(&mut self.violations, Kind::ALL.iter().position(|one| one.name() == kind));
+    }
+}
+
+fn count(numbers: &mut [u64], index: Option<usize>) {
+    if let Some(number) = index.and_then(|index| numbers.get_mut(index)) {
+        *number += 1;
+    }
+}
+
+/// Upper bounds of the histogram of how long shares took to make, in milliseconds.
+const BOUNDS: [u64; 11] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000];
+
+/// How long shares took to make, in ranges.
+#[derive(Clone, Debug, Default)]
+pub struct Makes {
+    /// How many took at most each of [`BOUNDS`].
+    within: [u64; BOUNDS.len()],
+    count: u64,
+    sum: Duration,
+}
+
+impl Makes {
+    /// Counts one.
+    pub fn add(&mut self, took: Duration) {
+        self.count += 1;
+        self.sum = self.sum.saturating_add(took);
+        for (bound, number) in BOUNDS.iter().zip(&mut self.within) {
+            *number += u64::from(took <= Duration::from_millis(*bound));
+        }
+    }
+
+    fn family(&self) -> MetricFamily {
+        let mut histogram = Histogram::default();
+        histogram.set_sample_count(self.count);
+        histogram.set_sample_sum(self.sum.as_secs_f64());
+        let bucket = |(bound, number): (&u64, &u64)| {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(Duration::from_millis(*bound).as_secs_f64());
+            bucket.set_cumulative_count(*number);
+            bucket
+        };
+        histogram.set_bucket(BOUNDS.iter().zip(&self.within).map(bucket).collect());
+        let mut metric = Metric::from_label(Vec::new());
+        metric.set_histogram(histogram);
+        let mut family = MetricFamily::default();
+        family.set_name("gpushare_make_seconds".to_owned());
+        family.set_help("Time that gpushare took to make a container's share.".to_owned());
+        family.set_field_type(MetricType::HISTOGRAM);
+        family.set_metric(vec![metric]);
+        family
+    }
 }
 
 /// The text of all figures.
 ///
 /// # Errors
 /// When one of them cannot be encoded.
-pub fn text(overview: &Overview, totals: Totals) -> io::Result<Vec<u8>> {
+pub fn text(overview: &Overview, totals: &Totals) -> io::Result<Vec<u8>> {
     let mut families = node(overview, totals);
     families.extend(gpus(&overview.gpus));
     families.extend(shares(&overview.shares));
@@ -74,15 +153,22 @@ fn float(value: u64) -> f64 {
 }
 
 fn seconds(nanoseconds: u64) -> f64 {
-    std::time::Duration::from_nanos(nanoseconds).as_secs_f64()
+    Duration::from_nanos(nanoseconds).as_secs_f64()
 }
 
-fn node(overview: &Overview, totals: Totals) -> Vec<MetricFamily> {
+fn node(overview: &Overview, totals: &Totals) -> Vec<MetricFamily> {
     let one = |value: f64| std::iter::once((Vec::new(), value));
     let kinds = Kind::ALL.iter().map(|kind| {
         let count = overview.violations.iter().filter(|found| found.kind == kind.name()).count();
         (vec![label("kind", kind.name())], float(count as u64))
     });
+    let series = |name: &'static str, words: Vec<&'static str>, numbers: &[u64]| {
+        let one = move |(word, number): (&'static str, u64)| (vec![label(name, word)], float(number));
+        words.into_iter().zip(numbers.to_vec()).map(one)
+    };
+    let refusals = series("reason", Reason::ALL.map(Reason::name).to_vec(), &totals.refusals);
+    let releases = series("reason", ReleaseReason::ALL.map(ReleaseReason::name).to_vec(), &totals.releases);
+    let found = series("kind", Kind::ALL.map(Kind::name).to_vec(), &totals.violations);
     let version = label("version", env!("CARGO_PKG_VERSION"));
     let build = std::iter::once((vec![version, label("driver", &overview.driver)], 1.0));
     vec![
@@ -94,8 +180,11 @@ fn node(overview: &Overview, totals: Totals) -> Vec<MetricFamily> {
             one(float(overview.shares.len() as u64)),
         ),
         family(MetricType::COUNTER, "grants_total", "Leases granted.", one(float(totals.grants))),
-        family(MetricType::COUNTER, "refusals_total", "Containers refused.", one(float(totals.refusals))),
+        family(MetricType::COUNTER, "refusals_total", "Containers refused, by reason.", refusals),
+        family(MetricType::COUNTER, "releases_total", "Leases that ended, by reason.", releases),
+        totals.makes.family(),
         family(MetricType::GAUGE, "violations", "What is done against shares now, by kind.", kinds),
+        family(MetricType::COUNTER, "violations_total", "What was done against shares, by kind.", found),
     ]
 }
 
@@ -209,7 +298,13 @@ mod tests {
     }
 
     fn lines(container: &str) -> Vec<String> {
-        let text = text(&overview(container), Totals { grants: 9, refusals: 2 }).unwrap();
+        let mut totals = Totals { grants: 9, ..Totals::default() };
+        [Some(Reason::Room), Some(Reason::Room), None]
+            .into_iter()
+            .for_each(|kind| totals.count_refusal(kind));
+        totals.count_release(ReleaseReason::Swept.name());
+        [3, 7, 6000].into_iter().for_each(|took| totals.makes.add(Duration::from_millis(took)));
+        let text = text(&overview(container), &totals).unwrap();
         String::from_utf8(text).unwrap().lines().map(str::to_owned).collect()
     }
 
@@ -221,7 +316,13 @@ mod tests {
             format!("gpushare_container_memory_granted_bytes{{{labels}}} 4294967296"),
             format!("gpushare_container_gpu_seconds_total{{{labels}}} 1.5"),
             "gpushare_grants_total 9".to_owned(),
-            "gpushare_refusals_total 2".to_owned(),
+            r#"gpushare_refusals_total{reason="room"} 2"#.to_owned(),
+            r#"gpushare_refusals_total{reason="node"} 1"#.to_owned(),
+            r#"gpushare_releases_total{reason="swept"} 1"#.to_owned(),
+            r#"gpushare_make_seconds_bucket{le="0.005"} 1"#.to_owned(),
+            r#"gpushare_make_seconds_bucket{le="5"} 2"#.to_owned(),
+            r#"gpushare_make_seconds_bucket{le="+Inf"} 3"#.to_owned(),
+            "gpushare_make_seconds_count 3".to_owned(),
             r#"gpushare_gpu_healthy{gpu="0",UUID="GPU-1",modelName=""} 1"#.to_owned(),
             r#"gpushare_violations{kind="stranger"} 0"#.to_owned(),
         ] {

@@ -75,10 +75,15 @@ impl GpuNames {
     /// The GPU's name; its whole UUID where the driver does not show it any more.
     pub fn name(&self, uuid: GpuUuid) -> String {
         let text = uuid.to_string();
-        match self.0.iter().find(|(known, _)| *known == uuid) {
-            Some((_, number)) => format!("{number} {}", text.get(..SHORT).unwrap_or(&text)),
+        match self.number(uuid) {
+            Some(number) => format!("{number} {}", text.get(..SHORT).unwrap_or(&text)),
             None => text,
         }
+    }
+
+    /// The GPU's number; `None` where the driver does not show it any more.
+    pub fn number(&self, uuid: GpuUuid) -> Option<&str> {
+        self.0.iter().find(|(known, _)| *known == uuid).map(|(_, number)| &**number)
     }
 
     /// `text` with these names in place of UUIDs.

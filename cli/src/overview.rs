@@ -8,9 +8,10 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{MemoryUse, out_of_service};
 use gpushare_inventory::{DeviceMemory, Faults, Gpu, GpuUuid, Node, NodeError, SickGpu};
-use gpushare_quota::{GpuLoad, Lease, Loads, RefusalsStamp, Refused, Running, StateFolder, Store};
+use gpushare_quota::{GpuLoad, Lease, Loads, Reason, Refused, Running, Stamp, StateFolder, Store};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock as GpuClock, TemperatureSensor};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::container::{containers, name};
@@ -23,10 +24,8 @@ use crate::{inventory, lock, meter, node, table};
 const REFUSALS: usize = 50;
 
 /// A node at one moment. It is also the form of `top --json` and of the page's data.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct Overview {
-    /// Version of this form.
-    pub version: u32,
     /// When it was looked at, in seconds since 1970.
     pub at: u64,
     /// Whether `gpushare meter` runs. Without it, GPU time and what the driver counts are unknown.
@@ -44,7 +43,7 @@ pub struct Overview {
 }
 
 /// A GPU or MIG instance.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct GpuView {
     /// Its number: `0`, or `0:1` for an instance.
     pub number: String,
@@ -77,7 +76,7 @@ pub struct GpuView {
 }
 
 /// What a lease holds, and what its containers use of it.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct ShareView {
     /// The lease's id.
     pub lease: i64,
@@ -118,7 +117,7 @@ pub struct ShareView {
 }
 
 /// A lease's part of one GPU.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct PartView {
     /// The GPU's number; its UUID where the driver does not show it any more.
     pub gpu: String,
@@ -152,6 +151,7 @@ impl PartView {
 }
 
 /// A process of a container.
+#[derive(Serialize, JsonSchema)]
 pub struct Process {
     /// Its pid on the host.
     pub pid: u32,
@@ -160,7 +160,7 @@ pub struct Process {
 }
 
 /// A container that was refused.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct RefusalView {
     /// The container's id.
     pub id: String,
@@ -168,6 +168,8 @@ pub struct RefusalView {
     pub at: u64,
     /// Why.
     pub reason: String,
+    /// `room`, `rules`, `request`, `image`, `settings` or `node`; null in notes of earlier versions.
+    pub kind: Option<&'static str>,
 }
 
 /// Looks at a node again and again.
@@ -184,11 +186,27 @@ pub struct Looker {
     well: HashSet<GpuUuid>,
     /// The open files of containers' books, by lease: to open one takes a thread, for its mount namespace.
     usage: HashMap<i64, File>,
-    /// When the refusals last changed, and what the latest were then.
-    refused: (Option<RefusalsStamp>, Vec<Refused>),
+    /// The latest refusals.
+    refused: Vec<Refused>,
+    /// How far the notes were counted.
+    counted: Counted,
     /// The store's number of grants at the last look.
     grants: u64,
     totals: Totals,
+}
+
+/// The stamps of notes at the last look.
+struct Counted {
+    refused: Option<Stamp>,
+    ended: Option<Stamp>,
+    found: Option<Stamp>,
+    made: Option<Stamp>,
+}
+
+/// What `behind` tells of notes that came after `last`, if they changed since: `now` is their stamp.
+fn new_ones<T>(last: &mut Option<Stamp>, now: Option<Stamp>, behind: impl FnOnce(u64) -> Vec<T>) -> Vec<T> {
+    let before = std::mem::replace(last, now);
+    if before == now { Vec::new() } else { behind(before.map_or(0, |(_, length)| length)) }
 }
 
 /// More grants than there are between two looks: the store was made anew, and its numbers begin elsewhere.
@@ -202,25 +220,39 @@ impl Looker {
     pub fn open(config: Config) -> Result<Self> {
         let (state, store) = node::store(&config)?;
         let grants = store.grants()?;
-        let refused = (state.refusals_stamp(), latest(&state));
+        let refused = latest(&state);
+        let counted = Counted {
+            refused: state.refusals_stamp(),
+            ended: state.ended_stamp(),
+            found: state.found_stamp(),
+            made: state.made_stamp(),
+        };
         let (sick, well) = (Vec::new(), HashSet::new());
         let (usage, totals) = (HashMap::new(), Totals::default());
-        Ok(Self { config, state, store, node: None, nvml: None, sick, well, usage, refused, grants, totals })
+        let (node, nvml) = (None, None);
+        Ok(Self { config, state, store, node, nvml, sick, well, usage, refused, counted, grants, totals })
     }
 
     /// What was counted since this began to look.
-    pub const fn totals(&self) -> Totals {
-        self.totals
+    pub const fn totals(&self) -> &Totals {
+        &self.totals
     }
 
-    fn count_refusals(&mut self) {
-        let stamp = self.state.refusals_stamp();
-        if stamp == self.refused.0 {
-            return;
+    /// Counts what was noted since the last look.
+    fn count(&mut self) {
+        let (state, counted, totals) = (&self.state, &mut self.counted, &mut self.totals);
+        let now = state.refusals_stamp();
+        let refused = new_ones(&mut counted.refused, now, |length| state.refusals_behind(length));
+        if !refused.is_empty() {
+            self.refused = latest(state);
         }
-        let seen = self.refused.0.map_or(0, |(_, length)| length);
-        self.totals.refusals += self.state.refusals_behind(seen);
-        self.refused = (stamp, latest(&self.state));
+        refused.iter().for_each(|refused| totals.count_refusal(refused.kind));
+        let ended = new_ones(&mut counted.ended, state.ended_stamp(), |length| state.ended_behind(length));
+        ended.iter().for_each(|lease| totals.count_release(&lease.reason));
+        let found = new_ones(&mut counted.found, state.found_stamp(), |length| state.found_behind(length));
+        found.iter().for_each(|found| totals.count_violation(&found.kind));
+        let made = new_ones(&mut counted.made, state.made_stamp(), |length| state.made_behind(length));
+        made.into_iter().for_each(|took| totals.makes.add(took));
     }
 
     fn count_grants(&mut self) {
@@ -236,7 +268,7 @@ impl Looker {
     /// When the store fails.
     pub fn look(&mut self) -> Result<Overview> {
         let leases = self.store.leases()?;
-        self.count_refusals();
+        self.count();
         self.count_grants();
         self.usage.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         if self.node.is_none() {
@@ -244,7 +276,7 @@ impl Looker {
         }
         let Some(node) = &self.node else {
             let gpus = self.sick.clone();
-            return Ok(Overview { version: 1, at: table::now(), gpus, ..Overview::default() });
+            return Ok(Overview { at: table::now(), gpus, ..Overview::default() });
         };
         if leases.is_empty() {
             self.nvml = None;
@@ -268,10 +300,10 @@ impl Looker {
         let is_well = |gpu: &&Gpu| self.well.contains(&gpu.uuid);
         let mut gpus: Vec<GpuView> = node.gpus.iter().filter(is_well).map(sees).collect();
         gpus.extend(self.sick.iter().cloned());
-        let refusals = self.refused.1.iter().cloned().map(refusal).collect();
+        let refusals = self.refused.iter().cloned().map(refusal).collect();
         let is_metered = lock::is_held(&meter::lock_file(state));
         let driver = node.driver.version.clone();
-        Ok(Overview { version: 1, at: table::now(), is_metered, driver, gpus, shares, refusals, violations })
+        Ok(Overview { at: table::now(), is_metered, driver, gpus, shares, refusals, violations })
     }
 
     /// Forgets what was known of the GPUs, which may have changed.
@@ -430,5 +462,10 @@ fn part(lease: &Lease, line: usize, seen: &Seen, node: &Node) -> Option<PartView
 }
 
 fn refusal(refused: Refused) -> RefusalView {
-    RefusalView { id: refused.container, at: refused.at, reason: refused.reason }
+    RefusalView {
+        id: refused.container,
+        at: refused.at,
+        reason: refused.reason,
+        kind: refused.kind.map(Reason::name),
+    }
 }

@@ -1,5 +1,6 @@
 //! `gpushare plan`: a dry run of `create`.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::iter;
 use std::path::Path;
@@ -9,21 +10,67 @@ use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, DriverLimiter, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder,
     admit, beside_sick, clear, look_up_allocation, look_up_claim, pod_of, refuse_previous_plan,
-    take_out_driver,
+    take_out_driver, too_little,
 };
 use gpushare_inventory::{DeviceMemory, Node};
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
 use gpushare_request::{
     Devices, InterceptorPolicy, MemoryRequest, Mode, Request, RequestError, Scope, is_request, read,
 };
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
 
-use crate::{inventory, node, table};
+use crate::{answer, inventory, node, table};
 
 /// Notes on what a dry run cannot show.
 const NO_USER_NAMESPACES: &str = "its seccomp filter will deny user namespaces (inject.user_namespaces)";
 const OF_THE_POD: &str =
     "this is what the pod's first container would be granted: the others join that share, whatever is free";
+
+/// What a bundle would get. Of a bundle that asks for nothing all is null or empty.
+#[derive(Default, Serialize, JsonSchema)]
+pub struct Planned {
+    /// The whole request, as keys of gpushare's own dialect.
+    asked: Option<BTreeMap<String, String>>,
+    /// In whose words it was asked for.
+    dialects: Vec<&'static str>,
+    /// What was decided about the request, and why.
+    notes: Vec<String>,
+    grants: Vec<PlannedGrant>,
+    /// Host memory that may stand in for the GPUs', in bytes.
+    host_memory_bytes: Option<u64>,
+    /// What the memory may grow to on each GPU, in bytes; null where it does not grow.
+    memory_limit_bytes: Option<u64>,
+    /// 0 (low) to 9.
+    priority: Option<u8>,
+    /// `fixed`, `burst` or `none`.
+    compute_policy: Option<&'static str>,
+    /// Whether the driver's own limit would be set, too.
+    driver_limit: bool,
+    /// What would change in config.json: devices, mounts, hooks, variables.
+    edits: Option<Value>,
+}
+
+/// What would be granted on one GPU.
+#[derive(Serialize, JsonSchema)]
+struct PlannedGrant {
+    /// UUID of the GPU or MIG instance.
+    uuid: String,
+    memory_bytes: u64,
+    /// Compute share in percent; null without one.
+    cores: Option<u8>,
+}
+
+impl PlannedGrant {
+    fn of(grant: &Grant) -> Self {
+        Self {
+            uuid: grant.gpu.to_string(),
+            memory_bytes: grant.memory.bytes(),
+            cores: grant.cores.map(|cores| cores.percent()),
+        }
+    }
+}
 
 /// Prints what the bundle asks for, what it would be granted now and what would change in its config.json.
 /// Neither the bundle nor the store is changed.
@@ -64,6 +111,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
         }
     };
     let lease = lease(&request, grants)?;
+    request.notes.extend(too_little(&lease));
     Requirements::of(&container)?.check(&Offer::of(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);
@@ -71,21 +119,19 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     root.check(plan.targets())?;
     plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {
-        let grants: Vec<Value> = lease.grants.iter().map(grant).collect();
-        let asked: Map<String, Value> =
-            keys(&request).into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
-        return Ok(table::json(&json!({
-            "asked": asked,
-            "dialects": request.dialects,
-            "notes": request.notes,
-            "grants": grants,
-            "host_memory_bytes": lease.host_memory.bytes(),
-            "memory_limit_bytes": lease.elastic.map(|bounds| bounds.most.bytes()),
-            "priority": lease.priority.level(),
-            "compute_policy": lease.compute_policy.name(),
-            "driver_limit": plan.limiter.is_some(),
-            "edits": serde_json::to_value(&plan)?,
-        }))?);
+        let asked = keys(&request).into_iter().map(|(key, value)| (key.to_owned(), value));
+        return Ok(answer::print(Planned {
+            asked: Some(asked.collect()),
+            dialects: request.dialects.clone(),
+            notes: request.notes.clone(),
+            grants: lease.grants.iter().map(PlannedGrant::of).collect(),
+            host_memory_bytes: Some(lease.host_memory.bytes()),
+            memory_limit_bytes: lease.elastic.map(|bounds| bounds.most.bytes()),
+            priority: Some(lease.priority.level()),
+            compute_policy: Some(lease.compute_policy.name()),
+            driver_limit: plan.limiter.is_some(),
+            edits: Some(serde_json::to_value(&plan)?),
+        })?);
     }
     Ok(print(&request, &lease, &plan, &node)?)
 }
@@ -109,7 +155,7 @@ pub fn of(request: &Request, lease: &Lease, node: &Node, programs: &Programs, im
 
 fn nothing(as_json: bool) -> Result<()> {
     if as_json {
-        return Ok(table::json(&json!({ "asked": null, "grants": [], "edits": null }))?);
+        return Ok(answer::print(Planned::default())?);
     }
     Ok(writeln!(io::stdout(), "no request: the bundle reaches the low-level runtime as it is")?)
 }
@@ -157,14 +203,6 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
 
 fn joined(items: &[impl ToString]) -> String {
     items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn grant(grant: &Grant) -> Value {
-    json!({
-        "uuid": grant.gpu.to_string(),
-        "memory_bytes": grant.memory.bytes(),
-        "cores": grant.cores.map(|cores| cores.percent()),
-    })
 }
 
 fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Result<()> {
@@ -241,8 +279,6 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use gpushare_inventory::{DeviceMemory, DeviceNode, Gpu, GpuUuid};
     use gpushare_request::Policy;
 

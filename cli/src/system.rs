@@ -18,9 +18,10 @@ use gpushare_config::Config;
 use gpushare_inject::Limit;
 use gpushare_inventory::Roots;
 use gpushare_quota::StateFolder;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use crate::{Output, table};
+use crate::{Output, answer, table};
 
 /// What to look after.
 #[derive(Subcommand)]
@@ -58,6 +59,24 @@ pub struct Item {
     pub what: String,
     /// How it was found.
     pub state: State,
+}
+
+/// Device nodes or links under /dev.
+#[derive(Serialize, JsonSchema)]
+pub struct Items {
+    items: Vec<ToldItem>,
+}
+
+/// A device node or link, and what was done about it.
+#[derive(Serialize, JsonSchema)]
+struct ToldItem {
+    path: PathBuf,
+    /// Its device number, mode and owner, or the link's target.
+    what: String,
+    /// `right`, `made`, `mended`, `to do` or `failed`.
+    state: String,
+    /// Why it could not be mended.
+    error: Option<String>,
 }
 
 /// How a device node or link was found.
@@ -141,10 +160,13 @@ fn tell<T>(options: &Options, items: Vec<(Item, T)>, mend: fn(&Path, &T) -> Resu
     }
     let failed = done.iter().any(|(_, _, error)| error.is_some());
     if options.output.json {
-        let list = done.iter().map(|(item, word, error)| {
-            json!({"path": item.path, "what": item.what, "state": word.to_lowercase(), "error": error})
+        let items = done.into_iter().map(|(item, word, error)| ToldItem {
+            path: item.path,
+            what: item.what,
+            state: word.to_lowercase(),
+            error,
         });
-        table::json(&list.collect())?;
+        answer::print(Items { items: items.collect() })?;
     } else {
         let rows = done.into_iter().map(|(item, word, error)| {
             let what = error.map_or_else(|| item.what.clone(), |error| format!("{}: {error}", item.what));

@@ -31,10 +31,10 @@ pub fn line(text: &str) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{}", escaped(text))
 }
 
-/// Prints rows as CSV (RFC 4180) under the columns `first` and those of `rest`, which has commas between them.
-pub fn csv(first: &[&str], rest: &str, rows: impl Iterator<Item = Vec<String>>) -> io::Result<()> {
+/// Prints rows as CSV (RFC 4180) under the names of their columns.
+pub fn csv(columns: &[&str], rows: impl Iterator<Item = Vec<String>>) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{},{rest}", first.join(","))?;
+    writeln!(out, "{}", columns.join(","))?;
     for row in rows {
         let cells: Vec<String> = row.iter().map(|cell| quoted(&escaped(cell))).collect();
         writeln!(out, "{}", cells.join(","))?;
@@ -54,13 +54,16 @@ fn quoted(cell: &str) -> String {
 
 /// Prints a value as indented JSON.
 pub fn json(value: &Value) -> io::Result<()> {
-    let text = format!("{value:#}");
-    // JSON leaves these characters inside strings as they are, but a terminal may act on them.
-    let shown = text.chars().map(|c| match c {
+    writeln!(io::stdout().lock(), "{}", shown(&format!("{value:#}")))
+}
+
+/// JSON without the characters that it leaves inside strings as they are, but on which a terminal may act.
+pub fn shown(json: &str) -> String {
+    let shown = json.chars().map(|c| match c {
         '\u{7f}'..='\u{9f}' => format!("\\u{:04x}", u32::from(c)),
         c => c.to_string(),
     });
-    writeln!(io::stdout().lock(), "{}", shown.collect::<String>())
+    shown.collect()
 }
 
 /// `text` with control characters written out, on which a terminal may act.

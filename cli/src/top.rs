@@ -5,16 +5,20 @@ mod rates;
 mod view;
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use self::draw::Theme;
 use self::rates::Rates;
 use self::view::{Done, View};
+use crate::answer;
 use crate::overview::{Looker, Overview};
 
 /// The size of a frame that is printed: as much as there is to say, and no wider than a terminal is.
@@ -36,7 +40,8 @@ pub struct Top {
     interval: Duration,
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
+/// A time between two looks.
+pub fn interval(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let fits = (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&time);
     if fits { Ok(time) } else { Err("must be 100ms to 1h".to_owned()) }
@@ -60,18 +65,20 @@ pub fn top(asked: &Top) -> Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("this is no terminal: use --once or --json");
     }
+    // Whoever ends it gets the terminal back as it was.
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))?;
+    }
     let mut terminal = ratatui::init();
-    let done = live(&mut terminal, &mut looker, asked.interval);
+    let done = live(&mut terminal, &mut looker, asked.interval, &ended);
     ratatui::restore();
     done
 }
 
 fn stream(looker: &mut Looker, asked: &Top) -> Result<()> {
     loop {
-        let mut out = io::stdout().lock();
-        writeln!(out, "{}", serde_json::to_string(&looker.look()?)?)?;
-        out.flush()?;
-        drop(out);
+        answer::print_line(looker.look()?)?;
         if asked.once {
             return Ok(());
         }
@@ -80,12 +87,17 @@ fn stream(looker: &mut Looker, asked: &Top) -> Result<()> {
     }
 }
 
-fn live(terminal: &mut DefaultTerminal, looker: &mut Looker, interval: Duration) -> Result<()> {
+fn live(
+    terminal: &mut DefaultTerminal,
+    looker: &mut Looker,
+    interval: Duration,
+    ended: &AtomicBool,
+) -> Result<()> {
     let (mut view, mut rates) = (View::default(), Rates::default());
     let mut overview = Overview::default();
     let theme = Theme::of_environment();
     let mut looked: Option<Instant> = None;
-    loop {
+    while !ended.load(Ordering::Relaxed) {
         if looked.is_none_or(|looked| looked.elapsed() >= interval) && !view.is_frozen() {
             looker.renew();
             overview = looker.look()?;
@@ -107,4 +119,5 @@ fn live(terminal: &mut DefaultTerminal, looker: &mut Looker, interval: Duration)
             _ => {}
         }
     }
+    Ok(())
 }

@@ -8,12 +8,13 @@ use gpushare_inject::change_share;
 use gpushare_inventory::{GpuUuid, Node};
 use gpushare_quota::{Change, Compute, Lease, Running};
 use gpushare_request::{ComputePolicy, Cores, DeviceSelector, MemoryRequest, Priority, find_gpu};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::container::{containers, find, ids};
 use crate::node::GpuNames;
 use crate::ps::Seen;
-use crate::{Output, node, table};
+use crate::{Output, answer, node, table};
 
 /// What to change, and of which container.
 #[derive(clap::Args)]
@@ -52,6 +53,38 @@ struct Figures {
     priority: Option<Priority>,
 }
 
+/// A share after its change.
+#[derive(Serialize, JsonSchema)]
+pub struct Updated {
+    /// The container's runtime root; empty where the engine named none.
+    root: String,
+    /// The container's id.
+    id: String,
+    /// The ids of all containers that hold the share.
+    containers: Vec<String>,
+    /// `fixed`, `burst` or `none`.
+    compute_policy: &'static str,
+    /// 0 (low) to 9.
+    priority: u8,
+    /// One for each GPU.
+    gpus: Vec<UpdatedPart>,
+}
+
+/// The share on one GPU.
+#[derive(Serialize, JsonSchema)]
+struct UpdatedPart {
+    /// UUID of the GPU or MIG instance.
+    uuid: String,
+    /// The limit in bytes.
+    memory_bytes: u64,
+    /// What the container holds by its own books, in bytes.
+    used_bytes: Option<u64>,
+    /// Whether it holds more than the limit: nothing is taken from it, and it gets no more.
+    over: bool,
+    /// Compute share in percent; null without one.
+    cores: Option<u8>,
+}
+
 /// Changes the lease and the container's limits, and prints the new figures.
 pub fn update(asked: &Update) -> Result<()> {
     let config = Config::load()?;
@@ -75,7 +108,7 @@ pub fn update(asked: &Update) -> Result<()> {
     let (_, new) = changed.with_context(|| format!("cannot update container {}", containers(&lease)))?;
     let seen = Seen::of(state.path(), &new, &Running::default());
     if asked.output.json {
-        return Ok(table::json(&entry(&new, &seen))?);
+        return Ok(answer::print(Updated::of(&new, &seen))?);
     }
     Ok(print(&new, &seen, &GpuNames::of(&config))?)
 }
@@ -88,25 +121,27 @@ fn gpu(selector: &DeviceSelector, lease: &Lease, node: &Node) -> Result<GpuUuid>
     Ok(gpu.uuid)
 }
 
-fn entry(lease: &Lease, seen: &Seen) -> Value {
-    let gpus = lease.grants.iter().enumerate().map(|(line, grant)| {
-        let used = seen.used(line);
-        json!({
-            "uuid": grant.gpu.to_string(),
-            "memory_bytes": grant.memory.bytes(),
-            "used_bytes": used.map(|used| used.bytes()),
-            "over": used.is_some_and(|used| used > grant.memory),
-            "cores": grant.cores.map(|cores| cores.percent()),
-        })
-    });
-    json!({
-        "root": lease.member.key.root,
-        "id": lease.member.key.container,
-        "containers": ids(lease),
-        "compute_policy": lease.compute_policy.name(),
-        "priority": lease.priority.level(),
-        "gpus": gpus.collect::<Vec<_>>(),
-    })
+impl Updated {
+    fn of(lease: &Lease, seen: &Seen) -> Self {
+        let parts = lease.grants.iter().enumerate().map(|(line, grant)| {
+            let used = seen.used(line);
+            UpdatedPart {
+                uuid: grant.gpu.to_string(),
+                memory_bytes: grant.memory.bytes(),
+                used_bytes: used.map(|used| used.bytes()),
+                over: used.is_some_and(|used| used > grant.memory),
+                cores: grant.cores.map(|cores| cores.percent()),
+            }
+        });
+        Self {
+            root: lease.member.key.root.clone(),
+            id: lease.member.key.container.clone(),
+            containers: ids(lease).into_iter().map(str::to_owned).collect(),
+            compute_policy: lease.compute_policy.name(),
+            priority: lease.priority.level(),
+            gpus: parts.collect(),
+        }
+    }
 }
 
 fn print(lease: &Lease, seen: &Seen, names: &GpuNames) -> io::Result<()> {

@@ -4,11 +4,15 @@
 //! Limits live in a container's own processes, so they cannot stop an adversary. But going past a limit is
 //! always seen.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use gpushare_quota::{Found, note_found};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -18,7 +22,7 @@ use crate::clock::Clock;
 const STALE: Duration = Duration::from_secs(5);
 
 /// One thing that a container does against its share, as it stands in the file and in `ps --json`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Violation {
     /// The lease's id; `None` for processes of no lease.
     pub lease: Option<i64>,
@@ -81,6 +85,34 @@ impl Kind {
     }
 }
 
+/// What was noted for `gpushare logs`. What comes and goes is noted once in a while, so that no container fills
+/// the notes.
+#[derive(Debug, Default)]
+pub struct Noted(HashMap<(Option<i64>, String, String), Instant>);
+
+/// The same is noted again after this time.
+const ONCE_IN: Duration = Duration::from_secs(600);
+
+impl Noted {
+    /// Notes `violation` below the state folder.
+    pub fn note(&mut self, state: &Path, violation: &Violation) {
+        self.0.retain(|_, at| at.elapsed() < ONCE_IN);
+        let key = (violation.lease, violation.container.clone(), violation.kind.clone());
+        let Entry::Vacant(entry) = self.0.entry(key) else { return };
+        entry.insert(Instant::now());
+        let found = Found {
+            at: now().as_secs(),
+            lease: violation.lease,
+            container: violation.container.clone(),
+            kind: violation.kind.clone(),
+            text: violation.text.clone(),
+        };
+        if let Err(error) = note_found(state, &found) {
+            tracing::warn!(%error, "what was done against a share is left out of the history");
+        }
+    }
+}
+
 fn path(state: &Path) -> PathBuf {
     state.join("violations.json")
 }
@@ -137,17 +169,33 @@ fn now() -> Duration {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_was_written_is_read_until_it_is_old() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(read(folder.path()), []);
-        let seen = [Violation {
+    fn violation() -> Violation {
+        Violation {
             lease: Some(7),
             container: "web".to_owned(),
             pid: Some(4711),
             kind: Kind::Files.name().to_owned(),
             text: "x".to_owned(),
-        }];
+        }
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_noted_once_in_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = gpushare_quota::StateFolder::open(&folder.path().join("state")).unwrap();
+        let (mut noted, mut seen) = (Noted::default(), violation());
+        (0..3).for_each(|_| noted.note(state.path(), &seen));
+        seen.kind = Kind::Memory.name().to_owned();
+        noted.note(state.path(), &seen);
+        let kinds: Vec<String> = state.found().into_iter().map(|found| found.kind).collect();
+        assert_eq!(kinds, ["memory", "files"]);
+    }
+
+    #[test]
+    fn what_was_written_is_read_until_it_is_old() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(read(folder.path()), []);
+        let seen = [violation()];
         write(folder.path(), &seen, [7].into_iter()).unwrap();
         assert_eq!(frozen(folder.path()), [7]);
         assert_eq!(read(folder.path()), seen);

@@ -1,6 +1,11 @@
 //! Why settings cannot be used. Each message names the file or key and, where there is one, the remedy.
 
+use std::error::Error;
+use std::iter;
 use std::path::PathBuf;
+
+use gpushare_inject::{BundleError, EditError, GrantError};
+use gpushare_quota::Reason;
 
 /// The reason for which the settings are refused.
 #[derive(Debug, thiserror::Error)]
@@ -67,4 +72,20 @@ pub enum ConfigError {
 /// Makes [`ConfigError::Value`].
 pub(crate) fn value(key: &'static str, value: &str, message: impl ToString) -> ConfigError {
     ConfigError::Value { key, value: value.to_owned(), message: message.to_string() }
+}
+
+/// The kind of a refusal that is told as `error`; [`Reason::Node`] where nothing else is known to have failed.
+pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
+    let of = |cause: &(dyn Error + 'static)| {
+        if let Some(error) = cause.downcast_ref::<GrantError>() {
+            Some(error.reason())
+        } else if cause.is::<ConfigError>() {
+            Some(Reason::Settings)
+        } else if cause.is::<BundleError>() || cause.is::<EditError>() {
+            Some(Reason::Request)
+        } else {
+            None
+        }
+    };
+    iter::successors(Some(error), |error| (*error).source()).find_map(of).unwrap_or(Reason::Node)
 }

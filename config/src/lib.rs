@@ -21,7 +21,7 @@ use gpushare_quota::Admission;
 use gpushare_request::{Container, Policy, cdi_names};
 use tracing_subscriber::filter::LevelFilter;
 
-pub use error::ConfigError;
+pub use error::{ConfigError, reason_of};
 pub use locate::{DEFAULT_PATH, ENVIRONMENT};
 
 /// The shipped settings file, with every key and its default.

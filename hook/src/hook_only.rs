@@ -6,15 +6,16 @@
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::time::Instant;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use gpushare_config::Config;
+use gpushare_config::{Config, reason_of};
 use gpushare_inject::{
     Bundle, Live, REFUSAL, Region, Requester, Settings, Whose, give_back, grant, measured, one_line,
     open_store,
 };
 use gpushare_quota::{
-    Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store, StoreError,
+    Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store, StoreError, note_made,
 };
 use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
@@ -61,7 +62,7 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
         tracing::info!(container = %state.id, reason, "lease refused");
         // crun does not pass on what a hook prints.
         if let Ok(folder) = StateFolder::open(&config.paths.state) {
-            folder.note_refusal(&state.id, &reason);
+            folder.note_refusal(&state.id, reason_of(error.as_ref()), &reason);
         }
     }
     done
@@ -75,6 +76,7 @@ fn give(
     config: &Config,
     file: Option<&Path>,
 ) -> Result<()> {
+    let began = Instant::now();
     sanitise::use_capabilities()?;
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), state.id.clone())?;
     let newest = Holder::this_process()?.start_time;
@@ -95,6 +97,7 @@ fn give(
         applied.keep();
         // While it stays, each new container copies one mount more.
         let _ = region.hide(&key.container, state.pid);
+        note_made(settings.programs.state, began.elapsed());
         Ok(())
     })
 }

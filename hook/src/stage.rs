@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use gpushare_inject::{Region, give_back_ended, open_measured};
-use gpushare_quota::{Holder, StateFolder};
+use gpushare_quota::{Holder, Reason, StateFolder};
 use oci_spec::runtime::State;
 
 use crate::args::Args;
@@ -28,14 +28,14 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     if !store.activate(args.lease, &args.key, &holder)? {
         let reason = format!("container {container} holds no share (any more); start it anew");
         // crun does not pass on what a hook prints.
-        folder.note_refusal(container, &reason);
+        folder.note_refusal(container, Reason::Node, &reason);
         bail!(reason);
     }
     if let Some(limiter) = &args.limiter {
         args.log.start();
         let set = || limiter.limit(&store, args.lease, &args.key, &holder);
         if let Err(error) = sanitise::use_capabilities().and_then(|()| Ok(set()?)) {
-            folder.note_refusal(container, &gpushare_inject::one_line(error.as_ref()));
+            folder.note_refusal(container, Reason::Node, &gpushare_inject::one_line(error.as_ref()));
             return Err(error);
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gpushare_inventory::{DeviceMemory, Faults, Gpu, GpuUuid, Node, NodeError, Totals};
 use gpushare_quota::{
-    Enforcement, Grant, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reservation, ReserveError,
+    Enforcement, Grant, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reason, Reservation, ReserveError,
     StateError, StateFolder, Store, StoreError, Swept,
 };
 use gpushare_region::path::DRIVER_FOLDER;
@@ -164,6 +164,33 @@ pub enum GrantError {
     Region(#[from] RegionError),
 }
 
+impl GrantError {
+    /// Its kind.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Privileged | Self::Right { .. } | Self::HostMounts => Reason::Rules,
+            Self::Loader { .. }
+            | Self::Claim(_)
+            | Self::Allocation(_)
+            | Self::Interceptor { .. }
+            | Self::Request(_)
+            | Self::Mps(_) => Reason::Request,
+            Self::Image(_) | Self::Requirement(_) => Reason::Image,
+            Self::Reserve(why) | Self::Held { why, .. } => why.reason(),
+            Self::State(_)
+            | Self::Node(_)
+            | Self::NodeFacts(_)
+            | Self::Store(_)
+            | Self::Holder(_)
+            | Self::OutOfService { .. }
+            | Self::File(_)
+            | Self::DriverLimit(_)
+            | Self::Plan(_)
+            | Self::Region(_) => Reason::Node,
+        }
+    }
+}
+
 /// Reserves what a container asks for, makes its plan, and calls `apply` to put the plan into the container.
 /// `apply` owns the reservation: if it drops it, the share is given back. On any failure the region is
 /// removed.
@@ -179,6 +206,9 @@ pub fn grant<T, E: From<GrantError>>(
     let store = open_store(&facts.state, settings)?;
     let reservation = facts.reserve(&requester, &store, settings)?;
     let undo = Undo::of(&store, &facts.state, reservation.lease());
+    if let Some(note) = too_little(reservation.lease()) {
+        tracing::warn!(container = %requester.key.container, note, "request");
+    }
     let reservation = reservation; // dropped before `undo`, which asks what became of the lease
     match reservation.lease().enforcement_for(&facts.request) {
         Enforcement::Mps => mps::join(&requester.json, &facts.state, &store, reservation.lease()),
@@ -367,6 +397,24 @@ fn tell(key: &LeaseKey, request: &Request) {
         let (count, first) = (found.count(), found.first());
         tracing::warn!(container = %key.container, ?policy, count, ?first, "another system's library");
     }
+}
+
+/// Less memory than this seldom holds a CUDA context and a program: the context alone takes some hundred MiB,
+/// by GPU and driver.
+const LITTLE: DeviceMemory = DeviceMemory::from_bytes(512 << 20);
+
+/// What to say of a lease in which CUDA programs will hardly start; `None` where they should.
+pub fn too_little(lease: &Lease) -> Option<String> {
+    let terms = lease.enforcement.terms();
+    let grant = lease.grants.iter().filter(|_| terms.has_region).find(|grant| {
+        let most = lease.elastic.map_or(grant.memory, |bounds| bounds.most);
+        most < LITTLE && lease.enforcement != Enforcement::TimeSliced
+    })?;
+    Some(format!(
+        "{} of memory hardly holds a CUDA context, which alone takes some hundred MiB: programs may find no memory at once; \
+         ask for {LITTLE} or more",
+        grant.memory
+    ))
 }
 
 fn make_region(state: &StateFolder, lease: &Lease, request: &Request) -> Result<(), RegionError> {

@@ -54,7 +54,9 @@ pub use driver_limit::{DriverLimitError, DriverLimiter, DriverLimits, Limit, has
 pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};
 pub use give_back::{Whose, forget_ended, forget_swept, give_back, give_back_ended};
-pub use grant::{GrantError, Requester, admit, beside_sick, clear, grant, known_node, open_store};
+pub use grant::{
+    GrantError, Requester, admit, beside_sick, clear, grant, known_node, open_store, too_little,
+};
 pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same_file};
 pub use image::{Image, ImageError, RootFolder};
 pub use live::{Applied, Live, LiveError, run_child};

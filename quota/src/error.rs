@@ -8,6 +8,7 @@ use crate::claim::ClaimName;
 use crate::lease::{BadContainerId, LeaseKey};
 use crate::lock_holder;
 use crate::place::Refusal;
+use crate::refusals::Reason;
 
 /// Why the store cannot be used. Nothing is granted then.
 #[derive(Debug, thiserror::Error)]
@@ -157,4 +158,19 @@ pub enum ReserveError {
     /// The store cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl ReserveError {
+    /// Its kind.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Refused(refusal) => refusal.reason(),
+            Self::Held(_)
+            | Self::NoPod(_)
+            | Self::Differs { .. }
+            | Self::ClaimInUse { .. }
+            | Self::BadUid(_) => Reason::Request,
+            Self::Lost(_) | Self::Store(_) => Reason::Node,
+        }
+    }
 }

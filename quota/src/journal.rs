@@ -11,12 +11,17 @@ use nix::fcntl::OFlag;
 
 use crate::state::LASTING;
 
+/// When a line was added last, and the length of the newer file in bytes.
+pub type Stamp = (SystemTime, u64);
+
 /// The files `NAME` and `NAME.old`.
 pub(crate) struct Journal<'a> {
     pub state: &'a Path,
     pub name: &'static str,
     /// Above this size, in bytes, a new file is begun, and the one before is kept as `NAME.old`.
     pub most: u64,
+    /// Whether it outlives a boot.
+    pub lasts: bool,
 }
 
 impl Journal<'_> {
@@ -59,16 +64,17 @@ impl Journal<'_> {
             .collect()
     }
 
-    /// The lines behind the first `length` bytes of the newer file, or all where it has fewer.
-    pub fn lines_behind(&self, length: u64) -> u64 {
+    /// What `read` makes of the lines behind the first `length` bytes of the newer file, or of all where it
+    /// has fewer, oldest first.
+    pub fn lines_behind<T>(&self, length: u64, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
         let text = self.text(&self.newest());
         let from = usize::try_from(length).unwrap_or(usize::MAX);
         let new = text.get(from..).unwrap_or(&text);
-        new.iter().filter(|byte| **byte == b'\n').count() as u64
+        String::from_utf8_lossy(new).lines().filter_map(read).collect()
     }
 
-    /// When the last line was added, and the length of the newer file; `None` where there is none.
-    pub fn stamp(&self) -> Option<(SystemTime, u64)> {
+    /// Changes with each line; `None` where there is none.
+    pub fn stamp(&self) -> Option<Stamp> {
         let data = fs::symlink_metadata(self.newest()).ok()?;
         Some((data.modified().ok()?, data.len()))
     }
@@ -102,7 +108,7 @@ impl Journal<'_> {
     }
 
     fn lasting(&self) -> Option<PathBuf> {
-        Some(self.state.join(LASTING)).filter(|folder| folder.is_dir())
+        Some(self.state.join(LASTING)).filter(|folder| self.lasts && folder.is_dir())
     }
 }
 
@@ -124,7 +130,7 @@ mod tests {
     use crate::state::StateFolder;
 
     fn journal(state: &StateFolder) -> Journal<'_> {
-        Journal { state: state.path(), name: "lines", most: 1000 }
+        Journal { state: state.path(), name: "lines", most: 1000, lasts: true }
     }
 
     fn lines(state: &StateFolder) -> Vec<String> {
@@ -163,13 +169,14 @@ mod tests {
         let state = StateFolder::open(&root.path().join("state")).unwrap();
         let length = |journal: &Journal| journal.stamp().map_or(0, |(_, length)| length);
         let journal = journal(&state);
+        let behind = |length: u64| journal.lines_behind(length, |_| Some(())).len();
         (0..3).for_each(|_| journal.add("a line").unwrap());
         let before = length(&journal);
-        assert_eq!(journal.lines_behind(0), 3);
+        assert_eq!(behind(0), 3);
         (0..2).for_each(|_| journal.add("the same").unwrap());
-        assert_eq!(journal.lines_behind(before), 2);
+        assert_eq!(behind(before), 2);
         journal.add(&"x".repeat(1000)).unwrap();
         journal.add("anew").unwrap();
-        assert_eq!(journal.lines_behind(2000), 1);
+        assert_eq!(behind(2000), 1);
     }
 }

@@ -336,6 +336,9 @@ pub enum ReleaseReason {
 }
 
 impl ReleaseReason {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Ended, Self::Failed, Self::Swept, Self::Reboot, Self::Forced];
+
     /// The word in the store and in listings.
     pub const fn name(self) -> &'static str {
         match self {

@@ -16,11 +16,13 @@ mod database;
 mod ended;
 mod enforcement;
 mod error;
+mod found;
 mod holder;
 mod journal;
 mod lease;
 mod ledger;
 mod lock_holder;
+mod made;
 mod pid_namespace;
 mod place;
 mod pod;
@@ -38,16 +40,19 @@ pub use claim::{BadToken, ClaimName, ClaimToken, ResourceClaim};
 pub use database::{FENCED, TAKEN};
 pub use enforcement::{Company, Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
+pub use found::{Found, note_found};
 pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};
+pub use journal::Stamp;
 pub use lease::{
     BadContainerId, Elastic, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
     Used,
 };
 pub use ledger::Entry;
+pub use made::note_made;
 pub use pid_namespace::PidNamespace;
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use pod::{Pod, PodContainer, words};
-pub use refusals::{RefusalsStamp, Refused};
+pub use refusals::{Reason, Refused};
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};
 pub use store::{Loads, Measure, Reservation, Store, Swept, UpdateError};

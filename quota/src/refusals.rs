@@ -1,16 +1,46 @@
 //! Notes of the latest refusals, since an engine may not show why a container did not start.
 
-use std::time::SystemTime;
-
-use crate::journal::Journal;
+use crate::journal::{Journal, Stamp};
 use crate::lease::now;
 use crate::state::StateFolder;
 
 /// The most characters that are kept of an id or a reason.
 const LONGEST: usize = 2048;
 
-/// The time of the last change of the notes, and their length.
-pub type RefusalsStamp = (SystemTime, u64);
+/// Kinds of reasons, by which refusals are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// Others hold what was asked for.
+    Room,
+    /// The node's rules forbid it: a right that would undo the limits, a cordoned GPU, a mode that is off.
+    Rules,
+    /// The request cannot be understood, or no GPU of this node could meet it.
+    Request,
+    /// The container's image cannot run on what it would get.
+    Image,
+    /// The settings have a mistake.
+    Settings,
+    /// The node fails: driver, files, the store.
+    Node,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Room, Self::Rules, Self::Request, Self::Image, Self::Settings, Self::Node];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Room => "room",
+            Self::Rules => "rules",
+            Self::Request => "request",
+            Self::Image => "image",
+            Self::Settings => "settings",
+            Self::Node => "node",
+        }
+    }
+}
 
 /// A container that did not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,15 +51,18 @@ pub struct Refused {
     pub at: u64,
     /// The reason, as the engine was told.
     pub reason: String,
+    /// Its kind; `None` in notes of versions that did not tell it.
+    pub kind: Option<Reason>,
 }
 
 impl StateFolder {
     /// Notes that `container` was refused. A failure to write the note is ignored.
-    pub fn note_refusal(&self, container: &str, reason: &str) {
+    pub fn note_refusal(&self, container: &str, kind: Reason, reason: &str) {
         let plain = |text: &str| -> String {
             text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
         };
-        let _ = self.refused_journal().add(&format!("{}\t{}\t{}", now(), plain(container), plain(reason)));
+        let (at, container, reason) = (now(), plain(container), plain(reason));
+        let _ = self.refused_journal().add(&format!("{at}\t{container}\t{reason}\t{}", kind.name()));
     }
 
     /// The latest refusals, newest first.
@@ -38,30 +71,40 @@ impl StateFolder {
     }
 
     /// Tells whether there were new refusals: it changes with each.
-    pub fn refusals_stamp(&self) -> Option<RefusalsStamp> {
+    pub fn refusals_stamp(&self) -> Option<Stamp> {
         self.refused_journal().stamp()
     }
 
-    /// How many refusals stand behind the first `length` bytes of the newer file, or in all of it where that
+    /// The refusals that stand behind the first `length` bytes of the newer file, or in all of it where that
     /// was begun anew.
-    pub fn refusals_behind(&self, length: u64) -> u64 {
-        self.refused_journal().lines_behind(length)
+    pub fn refusals_behind(&self, length: u64) -> Vec<Refused> {
+        self.refused_journal().lines_behind(length, refused)
     }
 
     pub(crate) fn refused_journal(&self) -> Journal<'_> {
-        Journal { state: self.path(), name: "refusals", most: 2 << 20 }
+        Journal { state: self.path(), name: "refusals", most: 2 << 20, lasts: true }
     }
 }
 
 fn refused(line: &str) -> Option<Refused> {
-    let mut parts = line.splitn(3, '\t');
+    let mut parts = line.splitn(4, '\t');
     let at = parts.next()?.parse().ok()?;
-    Some(Refused { at, container: parts.next()?.to_owned(), reason: parts.next()?.to_owned() })
+    let (container, reason) = (parts.next()?.to_owned(), parts.next()?.to_owned());
+    let kind = parts.next().and_then(|word| Reason::ALL.into_iter().find(|kind| kind.name() == word));
+    Some(Refused { container, at, reason, kind })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_note_of_a_version_that_told_no_kind_is_read() {
+        let told = refused("17\tweb\tno room");
+        let want = Refused { container: "web".to_owned(), at: 17, reason: "no room".to_owned(), kind: None };
+        assert_eq!(told, Some(want.clone()));
+        assert_eq!(refused("17\tweb\tno room\troom"), Some(Refused { kind: Some(Reason::Room), ..want }));
+    }
 
     #[test]
     fn the_last_refusals_are_kept_and_no_more() {
@@ -70,7 +113,7 @@ mod tests {
         assert_eq!(state.refusals(), []);
         let long = "x".repeat(5000);
         for number in 0..3000 {
-            state.note_refusal(&format!("c{number}"), &format!("no room\n{long}"));
+            state.note_refusal(&format!("c{number}"), Reason::Room, &format!("no room\n{long}"));
         }
         let kept = state.refusals();
         assert_eq!(kept[0].container, "c2999");
@@ -79,6 +122,7 @@ mod tests {
             "{}",
             kept[0].reason
         );
+        assert_eq!(kept[0].kind, Some(Reason::Room));
         assert!((1000..3000).contains(&kept.len()), "{}", kept.len());
     }
 }

@@ -4,11 +4,12 @@
 use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use gpushare_config::{Config, ConfigError, ENVIRONMENT};
 use gpushare_inject::{Bundle, BundleError, REFUSAL, Requester, grant, refuse_previous_plan};
-use gpushare_quota::LeaseKey;
+use gpushare_quota::{LeaseKey, note_made};
 use gpushare_request::{Container, Policy, is_request};
 use serde_json::Value;
 
@@ -19,8 +20,8 @@ const NO_RESTORE: &str = "a container with a share cannot be restored from a che
                           would not be applied; start it anew";
 
 /// Grants what the bundle asks for and becomes the low-level runtime. A bundle that asks for nothing is not
-/// changed.
-pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
+/// changed. `began` is when this process did.
+pub fn create(args: &Args, config: &Config, began: Instant) -> Result<Infallible> {
     let runtime = exec::find(config)?;
     let bundle = open(args)?;
     let json = bundle.json()?;
@@ -39,6 +40,7 @@ pub fn create(args: &Args, config: &Config) -> Result<Infallible> {
     // The reservation is kept until execve replaces this process. On any failure it is given back.
     grant(requester, &settings, |plan, _reservation, json| {
         bundle.apply(plan, json)?;
+        note_made(settings.programs.state, began.elapsed());
         exec::low_level(runtime)
     })
     .context(REFUSAL)

@@ -16,21 +16,23 @@ mod report;
 use std::convert::Infallible;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Result;
 use args::{Args, Command};
 use gpushare_config::Config;
 
 fn main() -> ExitCode {
+    let began = Instant::now();
     gpushare_inject::outlive_file_size_limit();
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let args = Args::parse(&words);
-    let Err(error) = run(&args);
+    let Err(error) = run(&args, began);
     report::failure(&args, &error);
     ExitCode::FAILURE
 }
 
-fn run(args: &Args) -> Result<Infallible> {
+fn run(args: &Args, began: Instant) -> Result<Infallible> {
     if let Command::Unclear(why) = &args.command {
         return Err(why.clone().into());
     }
@@ -51,6 +53,6 @@ fn run(args: &Args) -> Result<Infallible> {
         (Command::Delete, _) => delete::delete(args, &config),
         (_, Some(slip)) => create::without_settings(args, &config, slip),
         (Command::Restore, None) => create::restore(args, &config),
-        (_, None) => create::create(args, &config),
+        (_, None) => create::create(args, &config, began),
     }
 }

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::SystemTime;
 
-use gpushare_config::Config;
-use gpushare_quota::StateFolder;
+use gpushare_config::{Config, reason_of};
+use gpushare_quota::{Reason, StateFolder};
 use nix::fcntl::OFlag;
 use serde_json::json;
 
@@ -19,7 +19,7 @@ pub fn failure(args: &Args, error: &anyhow::Error) {
     let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
     if matches!(args.command, Command::Create | Command::Run) {
         tracing::info!(container = args.id.as_deref(), reason = %text, "lease refused");
-        note(args, &text);
+        note(args, reason_of(error.as_ref()), &text);
     }
     to_engine(args, &text);
     // If stderr cannot be written to, the exit status has to do.
@@ -27,10 +27,10 @@ pub fn failure(args: &Args, error: &anyhow::Error) {
 }
 
 /// Keeps the text for `gpushare history`, since an engine may not show its log.
-fn note(args: &Args, text: &str) {
+fn note(args: &Args, reason: Reason, text: &str) {
     let Some(config) = Config::load().ok().or_else(|| Config::salvaged(None)) else { return };
     if let Ok(state) = StateFolder::open(&config.paths.state) {
-        state.note_refusal(args.id.as_deref().unwrap_or_default(), text);
+        state.note_refusal(args.id.as_deref().unwrap_or_default(), reason, text);
     }
 }
 

@@ -29,15 +29,34 @@ pub fn cli(config: &Path, args: &[&str]) -> Outcome {
     command::run(Command::new(artifacts::cli()).args(args).env("GPUSHARE_CONFIG", config))
 }
 
+/// What `gpushare ARGS...` tells in JSON.
+///
+/// # Panics
+/// When the command line fails or its answer is no JSON.
+#[must_use]
+pub fn told(config: &Path, args: &[&str]) -> Value {
+    let command = args.join(" ");
+    let outcome = cli(config, args).expect_success(&command);
+    serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{command}: {error}: {outcome:?}"))
+}
+
+/// What `gpushare ps --json` tells of each lease, in its order.
+///
+/// # Panics
+/// When the command line fails or its answer has another form.
+#[must_use]
+pub fn shares(config: &Path) -> Vec<Value> {
+    let told = told(config, &["ps", "--json"]);
+    told["shares"].as_array().unwrap_or_else(|| panic!("no shares in {told}")).clone()
+}
+
 /// The leases that stand, in the order in which the command line lists them.
 ///
 /// # Panics
 /// When the command line fails or its answer has another form.
 #[must_use]
 pub fn leases(config: &Path) -> Vec<Lease> {
-    let outcome = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json");
-    let listing: Value = serde_json::from_str(&outcome.stdout).expect("gpushare ps --json prints JSON");
-    listing.as_array().expect("gpushare ps --json prints a list").iter().map(lease).collect()
+    shares(config).iter().map(lease).collect()
 }
 
 /// The leases of the container `id`: none or one.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::leases::cli;
+use crate::leases::shares;
 use crate::service::Service;
 
 /// Starts the meter under the settings file `config`, and waits until it says that it runs.
@@ -22,8 +22,7 @@ pub fn start(config: &Path) -> Service {
 /// When it is not listed.
 #[must_use]
 pub fn listed(config: &Path, id: &str, line: usize) -> Value {
-    let outcome = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json");
-    let listing: Value = serde_json::from_str(&outcome.stdout).expect("gpushare ps --json prints JSON");
-    let found = listing.as_array().into_iter().flatten().find(|lease| lease["id"] == id);
-    found.unwrap_or_else(|| panic!("{id} is not in {listing}"))["gpus"][line].clone()
+    let shares = shares(config);
+    let found = shares.iter().find(|lease| lease["id"] == id);
+    found.unwrap_or_else(|| panic!("{id} is not in {shares:?}"))["gpus"][line].clone()
 }

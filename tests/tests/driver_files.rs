@@ -331,7 +331,7 @@ fn nvidias_own_libraries_are_found_and_fitted_in_every_layout() {
         let told = cli(&at(&node, "real", &root), &["doctor", "--json"]).stdout;
         let findings: Value = serde_json::from_str(&told).expect("doctor --json prints JSON");
         let texts = |check: &str| -> Vec<String> {
-            let findings = findings.as_array().cloned().unwrap_or_default();
+            let findings = findings["findings"].as_array().cloned().unwrap_or_default();
             let of_check = findings.into_iter().filter(|one| one["check"] == check && one["verdict"] == "ok");
             of_check.map(|one| one["text"].as_str().unwrap_or_default().to_owned()).collect()
         };

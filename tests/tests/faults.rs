@@ -10,7 +10,7 @@ use std::time::Duration;
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, eventually};
-use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::leases::{cli, leases, shares, sweep, told};
 use gpushare_tests::meter;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
@@ -47,9 +47,7 @@ fn uuids(config: &Path) -> Vec<String> {
 
 /// The UUID of the first GPU of the only lease.
 fn granted(config: &Path) -> String {
-    let told = cli(config, &["ps", "--json"]).expect_success("ps");
-    let told: Value = serde_json::from_str(&told.stdout).expect("ps prints JSON");
-    told[0]["gpus"][0]["uuid"].as_str().expect("a UUID").to_owned()
+    shares(config)[0]["gpus"][0]["uuid"].as_str().expect("a UUID").to_owned()
 }
 
 /// The GPU with index 1 looks as if it fell off the bus, and the one with index 3 has no device node. Once
@@ -365,13 +363,12 @@ fn why_a_container_was_refused_stands_in_the_history_whatever_its_engine_says() 
     let hooked = asks().hook("createRuntime", &artifacts::hook(), &["createRuntime", "--config", config]);
     for (runtime, bundle) in [(wrapped, asks()), (Runtime::bare(LowLevel::Crun), hooked)] {
         assert!(runtime.create(&bundle).is_err());
-        let told = cli(node.config(), &["history"]).expect_success("history").stdout;
-        let line = told.lines().find(|line| line.contains(bundle.id()));
-        assert!(line.is_some_and(|line| line.contains("refused") && line.contains("81 GiB")), "{told}");
-        let json = cli(node.config(), &["history", "--json"]).expect_success("history").stdout;
-        let json: Value = serde_json::from_str(&json).expect("history prints JSON");
-        let of_it = |entry: &&Value| entry["id"] == bundle.id() && entry["reason"] == "refused";
-        assert!(json.as_array().expect("a list").iter().any(|entry| of_it(&entry)), "{json}");
+        let table = cli(node.config(), &["history"]).expect_success("history").stdout;
+        let line = table.lines().find(|line| line.contains(bundle.id()));
+        assert!(line.is_some_and(|line| line.contains("refused") && line.contains("81 GiB")), "{table}");
+        let history = told(node.config(), &["history", "--json"]);
+        let of_it = |entry: &Value| entry["id"] == bundle.id() && entry["kind"] == "request";
+        assert!(history["refusals"].as_array().expect("a list").iter().any(of_it), "{history}");
     }
 }
 
@@ -512,7 +509,7 @@ fn who_looks_from_a_younger_mount_namespace_finds_what_containers_use() {
         .env("GPUSHARE_CONFIG", runtime.config());
     let seen = command::run(&mut init).expect_success("a node in a pid namespace of its own").stdout;
     let list: Value = serde_json::from_str(&seen).expect("JSON");
-    assert_eq!(list[0]["gpus"][0]["used_bytes"], 0, "{seen}");
+    assert_eq!(list["shares"][0]["gpus"][0]["used_bytes"], 0, "{seen}");
 }
 
 /// The container's files are changed to what a gpushare with layout 3 would have.

@@ -7,19 +7,14 @@ use std::time::Duration;
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{eventually, run};
-use gpushare_tests::leases::cli;
+use gpushare_tests::leases::{cli, shares, told};
 use gpushare_tests::meter;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
-use serde_json::Value;
+use serde_json::json;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
-
-fn told(node: &SimulatedNode, words: &[&str]) -> Value {
-    let told = cli(node.config(), words).expect_success(&words.join(" ")).stdout;
-    serde_json::from_str(&told).expect("JSON")
-}
 
 #[test]
 #[ignore = "needs root and runc: runs containers"]
@@ -35,7 +30,7 @@ fn what_a_share_cost_outlives_the_boot() {
     let container = runtime.run(&bundle);
     let launch = ["/bin/gpushare-tests-client", "launch", "1ms", "--every", "1", "--seconds", "2"];
     let _ = container.exec(&launch).expect_success("kernels");
-    let measured = || told(&node, &["ps", "--json"])[0]["gpus"][0]["gpu_nanoseconds"].as_u64().unwrap_or(0);
+    let measured = || shares(node.config())[0]["gpus"][0]["gpu_nanoseconds"].as_u64().unwrap_or(0);
     // The last of the driver's windows comes late.
     let mut last = 0;
     let settled = eventually(Duration::from_secs(20), || {
@@ -52,9 +47,9 @@ fn what_a_share_cost_outlives_the_boot() {
     let _ = runtime.create(&refused).expect_err("no GPU has as much");
 
     let seconds = |by: &str| {
-        let all = told(&node, &["history", "--by", by, "--format", "json"]);
-        assert_eq!(all[0]["shares"], 1, "{all}");
-        all[0]["gpu_seconds"].as_f64().expect("seconds")
+        let all = told(node.config(), &["history", "--by", by, "--format", "json"]);
+        assert_eq!(all["sums"][0]["shares"], 1, "{all}");
+        all["sums"][0]["gpu_seconds"].as_f64().expect("seconds")
     };
     let want = Duration::from_nanos(last).as_secs_f64();
     assert!((seconds("name") - want).abs() <= want / 100.0, "{} is not {want}", seconds("name"));
@@ -71,7 +66,7 @@ fn what_a_share_cost_outlives_the_boot() {
     }
     let csv = cli(node.config(), &["history", "--format", "csv"]).expect_success("history").stdout;
     assert!(csv.starts_with("id,name,image,") && csv.contains(",trainer,"), "{csv}");
-    assert!(told(&node, &["history", "--json", "--until", "1h"]).as_array().is_some_and(Vec::is_empty));
+    assert!(told(node.config(), &["history", "--json", "--until", "1h"])["shares"] == json!([]));
 
     // Wherever the file is cut, what is whole is told.
     let file = node.root().join("history/ended");
@@ -84,5 +79,5 @@ fn what_a_share_cost_outlives_the_boot() {
     fs::remove_dir_all(node.root().join("history")).expect("it can be removed");
     fs::write(node.root().join("history"), "").expect("a file in its place");
     drop(runtime.run(&bundle));
-    assert_eq!(told(&node, &["history", "--json"])[0]["name"], "trainer");
+    assert_eq!(told(node.config(), &["history", "--json"])["shares"][0]["name"], "trainer");
 }

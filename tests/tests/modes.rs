@@ -7,12 +7,11 @@ use gpushare_simulator::state::State;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::cluster::kubelet::in_pod;
 use gpushare_tests::command::eventually;
-use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::leases::{cli, leases, shares};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, Report, SUCCESS};
 use gpushare_tests::runtime::{LowLevel, Runtime};
-use serde_json::Value;
 
 /// More than a program takes to start.
 const SOON: Duration = Duration::from_secs(20);
@@ -155,9 +154,8 @@ fn a_gpu_is_cordoned_and_uncordoned_by_a_command_and_its_containers_stay() {
 
 /// Whether the container's used memory is told as this: on the GPU, and of the host.
 fn uses(config: &std::path::Path, id: &str, want: (u64, u64)) -> bool {
-    let told = cli(config, &["ps", "--json"]).expect_success("ps").stdout;
-    let list: Value = serde_json::from_str(&told).expect("ps prints JSON");
-    let lease = list.as_array().into_iter().flatten().find(|lease| lease["id"] == id);
+    let shares = shares(config);
+    let lease = shares.iter().find(|lease| lease["id"] == id);
     let told =
         lease.map(|lease| (lease["gpus"][0]["used_bytes"].as_u64(), lease["host_used_bytes"].as_u64()));
     told == Some((Some(want.0), Some(want.1)))

@@ -120,7 +120,11 @@ fn every_panel_and_alert_finds_the_figures_of_a_node_with_shares() {
         (format!("gpushare_container_memory_limit_bytes{}", of(idle.id())), 2.0 * gib),
         (format!("gpushare_container_compute_limit_ratio{}", of(busy.id())), 0.3),
         (format!("gpushare_container_allocations_refused_total{}", of(busy.id())), 1.0),
-        ("gpushare_refusals_total".to_owned(), 1.0),
+        ("gpushare_refusals_total{reason=\"request\"}".to_owned(), 1.0),
+        ("sum(gpushare_refusals_total)".to_owned(), 1.0),
+        ("sum(gpushare_releases_total)".to_owned(), 0.0),
+        ("gpushare_make_seconds_count".to_owned(), 2.0),
+        ("sum(gpushare_violations_total)".to_owned(), 0.0),
         ("sum(gpushare_gpu_healthy)".to_owned(), 2.0),
         (
             "gpushare_container_memory_used_bytes and on (UUID) gpushare_gpu_memory_bytes".to_owned(),
@@ -142,7 +146,7 @@ fn every_panel_and_alert_finds_the_figures_of_a_node_with_shares() {
         assert!(eventually(Duration::from_secs(20), answers), "{text} finds nothing");
         asked += 1;
     }
-    assert!(asked >= 13, "{asked}");
+    assert!(asked >= 15, "{asked}");
     let firing = || query(&address, "ALERTS{alertstate=\"firing\"}");
     let is_firing = |name: &str| firing().iter().any(|(labels, _)| labels["alertname"] == name);
     let _ = runtime.create(&share("91GiB")).expect_err("no GPU has as much");
@@ -150,6 +154,7 @@ fn every_panel_and_alert_finds_the_figures_of_a_node_with_shares() {
     assert!(!is_firing("GpushareGpuOutOfService"));
     drop((busy_runs, idle_runs));
     assert!(eventually(Duration::from_secs(20), || value("gpushare_leases").abs() < 0.5));
+    assert!(eventually(Duration::from_secs(20), || value("gpushare_releases_total{reason=\"ended\"}") > 1.5));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use gpushare_simulator::state::State;
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
-use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::leases::{cli, leases, shares, sweep};
 use gpushare_tests::mps::{Cleared, daemons, install, left, serve};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
@@ -307,9 +307,7 @@ fn every_mode_runs_at_once_on_one_node_and_sees_what_is_its_own() {
         assert_eq!(told(container, "nvml_total"), total, "{mode}");
         assert_eq!(told(container, "multiprocessors"), cores, "{mode}");
     }
-    let told = cli(runtime.config(), &["ps", "--json"]).expect_success("ps").stdout;
-    let list: Value = serde_json::from_str(&told).expect("ps prints JSON");
-    for ((mode, bundle), lease) in bundles.iter().zip(list.as_array().expect("a list")) {
+    for ((mode, bundle), lease) in bundles.iter().zip(shares(runtime.config())) {
         assert_eq!((lease["mode"].as_str(), lease["id"].as_str()), (Some(*mode), Some(bundle.id())));
     }
     let modes = |shown: &str| -> Vec<String> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
-use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::leases::{cli, leases, shares, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -44,14 +44,12 @@ fn runtime(low_level: LowLevel, node: &SimulatedNode) -> Runtime {
 
 /// The containers of each lease, by id.
 fn holders(runtime: &Runtime) -> Vec<Vec<String>> {
-    let told = cli(runtime.config(), &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
-    let leases: Vec<Value> = serde_json::from_str(&told).expect("gpushare ps --json prints a list");
     let ids = |lease: &Value| {
         let containers = lease["containers"].as_array().expect("a lease has containers");
         let id = |one: &Value| one["id"].as_str().expect("a container has an id").to_owned();
         containers.iter().map(id).collect()
     };
-    leases.iter().map(ids).collect()
+    shares(runtime.config()).iter().map(ids).collect()
 }
 
 fn regions(node: &SimulatedNode) -> usize {
@@ -406,8 +404,7 @@ fn a_pods_containers_are_known_by_the_names_that_the_cluster_gave_them() {
         assert!(ps().contains(told), "{told:?}: {}", ps());
     }
     assert!(!ps().contains("2Jmain"), "{}", ps());
-    let told = cli(runtime.config(), &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
-    let leases: Vec<Value> = serde_json::from_str(&told).expect("it is JSON");
+    let leases = shares(runtime.config());
     let main = json!({"namespace": "team", "name": "web-0", "uid": "0b5c1f6e", "container": "main"});
     assert_eq!((&leases[0]["containers"][0]["pod"], &leases[0]["claim"]), (&main, &Value::Null));
     assert_eq!(leases[2]["containers"][0]["pod"], Value::Null);

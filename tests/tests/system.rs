@@ -15,9 +15,9 @@ use serde_json::Value;
 
 /// The state of each path, by the path's end, as `gpushare system ... --json` tells it.
 fn states(outcome: &Outcome) -> Vec<(String, String)> {
-    let list: Value = serde_json::from_str(&outcome.stdout).expect("gpushare system --json prints JSON");
+    let told: Value = serde_json::from_str(&outcome.stdout).expect("gpushare system --json prints JSON");
     let text = |entry: &Value, field: &str| entry[field].as_str().unwrap_or_default().to_owned();
-    let entries = list.as_array().expect("a list").iter();
+    let entries = told["items"].as_array().expect("a list").iter();
     entries
         .map(|entry| {
             let path = text(entry, "path");

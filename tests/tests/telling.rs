@@ -27,7 +27,7 @@ fn every_command_says_what_it_found_or_did() {
         (&["ps"][..], "no shares held\n"),
         (&["history"], "no share was given back yet, and none refused\n"),
         (&["sweep"], "nothing to give back\n"),
-        (&["ps", "--json"], "[]\n"),
+        (&["ps", "-q"], ""),
     ] {
         assert_eq!(said(args), want, "{args:?}");
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, eventually};
-use gpushare_tests::leases::{cli, leases_of, sweep};
+use gpushare_tests::leases::{cli, leases_of, shares, sweep};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -86,11 +86,8 @@ fn what_a_killed_process_held_is_shown_no_more() {
     let holder = "/bin/gpushare-simulator probe --json --allocate 6GiB --hold 1000 >/dev/null & echo $!; wait; sleep 1000";
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB").args(&["sh", "-c", holder]);
     let container = runtime.run(&bundle);
-    let used = || {
-        let listing = cli(runtime.config(), &["ps", "--json"]).expect_success("gpushare ps --json");
-        let listing: Value = serde_json::from_str(&listing.stdout).expect("gpushare ps --json prints JSON");
-        listing[0]["gpus"][0]["used_bytes"].as_u64().expect("the container has books")
-    };
+    let used =
+        || shares(runtime.config())[0]["gpus"][0]["used_bytes"].as_u64().expect("the container has books");
     assert!(eventually(Duration::from_secs(20), || used() >= 6 * GIB), "{}", container.stderr());
     let _ = container.exec(&["kill", "-9", container.stdout().trim()]).expect_success("kill");
     assert!(eventually(Duration::from_secs(20), || used() == 0), "{} bytes of nobody", used());

@@ -4,14 +4,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{FOLDERS, Kind};
-use crate::table;
+use crate::{answer, table};
+
+/// The devices of gpushare that engines find.
+#[derive(Serialize, JsonSchema)]
+pub struct Devices {
+    devices: Vec<Row>,
+}
 
 /// One device of a file.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Row {
     /// Kind and name, as engines are asked for it.
     device: String,
@@ -26,7 +33,7 @@ pub fn list(folders: &[PathBuf], as_json: bool) -> Result<()> {
     let folders = if folders.is_empty() { &shipped[..] } else { folders };
     let rows = folders.iter().flat_map(|folder| files(folder)).flat_map(|file| rows(&file));
     if as_json {
-        return Ok(table::json(&json!(rows.collect::<Vec<_>>()))?);
+        return Ok(answer::print(Devices { devices: rows.collect() })?);
     }
     let cells = rows.map(|row| {
         let state = match row.missing.is_empty() {

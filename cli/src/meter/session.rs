@@ -26,7 +26,7 @@ use super::shares;
 use super::watch::{self, Watch};
 use crate::clock::Clock;
 use crate::mps::is_of_mps;
-use crate::violation::{self, Kind, Violation};
+use crate::violation::{self, Kind, Noted, Violation};
 
 /// How often samples are asked for while anybody has a compute share. They have to reach the libraries within
 /// 50 ms after the driver has them.
@@ -72,6 +72,7 @@ pub fn run(
         seen: MemoryUse::read(state),
         response: Response::after(violation::frozen(state)),
         told: BTreeSet::new(),
+        noted: Noted::default(),
         change: None,
         reloaded: Instant::now(),
         leases: Vec::new(),
@@ -114,6 +115,8 @@ struct Session<'a> {
     /// What was logged, by lease, process and kind. The texts are left out, since their figures change at
     /// every look.
     told: BTreeSet<(Option<i64>, Option<u32>, String)>,
+    /// What stands in the history.
+    noted: Noted,
     change: Option<SystemTime>,
     reloaded: Instant,
     leases: Vec<Lease>,
@@ -390,6 +393,7 @@ impl<'a> Session<'a> {
             let (container, pid, kind, text) =
                 (&violation.container, violation.pid, &violation.kind, &violation.text);
             tracing::warn!(%container, pid, %kind, text, "share broken");
+            self.noted.note(self.state, violation);
         }
         self.told = found.iter().map(key).collect();
         self.response.act(self.settings.on_cheating, &self.leases, &found);

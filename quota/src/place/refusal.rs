@@ -3,6 +3,8 @@
 use gpushare_claims::{Cores, SelectorError};
 use gpushare_inventory::DeviceMemory;
 
+use crate::refusals::Reason;
+
 /// Why a request is not granted, in words for the user who asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -202,6 +204,31 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// Its kind.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Memory { .. }
+            | Self::Cores { .. }
+            | Self::Company { .. }
+            | Self::Divided { .. }
+            | Self::Replicas { .. }
+            | Self::HostMemory { .. }
+            | Self::NotEmpty { .. }
+            | Self::Count { .. } => Reason::Room,
+            Self::NoReplicas | Self::NoHostMemory | Self::Cordoned { .. } => Reason::Rules,
+            Self::OutOfService { .. } | Self::UnknownSize { .. } => Reason::Node,
+            Self::LargerThanGpu { .. }
+            | Self::TooMany { .. }
+            | Self::MpsOnInstance { .. }
+            | Self::ForeignHostMemory
+            | Self::ForeignMemoryLimit
+            | Self::TooFewGpus { .. }
+            | Self::Device(_)
+            | Self::NamedTwice { .. }
+            | Self::Model { .. } => Reason::Request,
+        }
+    }
+
     /// Whether it would be granted once other containers end.
     pub fn is_for_room(&self) -> bool {
         matches!(self, Self::Memory { .. } | Self::Cores { .. } | Self::Company { .. } | Self::Divided { .. })

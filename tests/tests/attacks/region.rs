@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::leases::{cli, leases, shares, sweep};
 use gpushare_tests::meter::{self, listed};
 use gpushare_tests::needs::met;
 use gpushare_tests::node::SimulatedNode;
@@ -20,11 +20,10 @@ use crate::{NEEDS, compile, share};
 
 fn books(config: &Path) -> Vec<(String, String)> {
     let start = Instant::now();
-    let text = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
+    let shares = shares(config);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    let list: Value = serde_json::from_str(&text).expect("JSON");
     let word = |entry: &Value, name: &str| entry[name].as_str().unwrap_or_default().to_owned();
-    list.as_array().expect("a list").iter().map(|entry| (word(entry, "id"), word(entry, "books"))).collect()
+    shares.iter().map(|entry| (word(entry, "id"), word(entry, "books"))).collect()
 }
 
 #[test]

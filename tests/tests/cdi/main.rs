@@ -11,7 +11,7 @@ use std::process::Command;
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, Outcome};
-use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::leases::{cli, leases, told};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -128,10 +128,8 @@ fn the_list_shows_what_engines_find_and_what_has_become_wrong() {
     let mode = fs::metadata(folder.path().join("gpushare-gpu.json")).expect("a file").permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
     let list = || {
-        let outcome =
-            cli(node.config(), &["cdi", "list", "--json", "--folder", output]).expect_success("list");
-        let list: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
-        let rows = list.as_array().expect("a list").iter();
+        let list = told(node.config(), &["cdi", "list", "--json", "--folder", output]);
+        let rows = list["devices"].as_array().expect("a list").iter();
         rows.map(|row| (row["device"].as_str().unwrap_or_default().to_owned(), row["missing"].clone()))
             .collect::<Vec<_>>()
     };

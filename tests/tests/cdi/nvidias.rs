@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::leases::{cli, leases, shares};
 use gpushare_tests::namespace;
 use gpushare_tests::needs::met;
 use gpushare_tests::node::{MODEL, SimulatedNode, driver_version};
@@ -69,9 +69,8 @@ fn uuids(config: &Path) -> Vec<String> {
 
 /// The GPUs of the only lease, by index.
 fn leased(config: &Path, uuids: &[String]) -> Vec<usize> {
-    let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps").stdout;
-    let listing: Value = serde_json::from_str(&told).expect("gpushare ps --json prints JSON");
-    let grants = listing[0]["gpus"].as_array().unwrap_or_else(|| panic!("no lease: {told}"));
+    let shares = shares(config);
+    let grants = shares.first().and_then(|lease| lease["gpus"].as_array()).expect("a lease");
     let index = |grant: &Value| uuids.iter().position(|uuid| grant["uuid"] == **uuid);
     grants.iter().filter_map(index).collect()
 }

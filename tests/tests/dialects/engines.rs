@@ -9,7 +9,7 @@ use std::thread;
 use gpushare_tests::artifacts::Installed;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::docker::Docker;
-use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::leases::{leases, shares};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
@@ -57,9 +57,9 @@ fn memory(set: &Set) -> u64 {
 
 /// The compute shares in the store, in percent for each GPU of the first lease.
 fn cores(config: &Path) -> Vec<Option<u64>> {
-    let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
-    let told: Value = serde_json::from_str(&told).unwrap();
-    told[0]["gpus"].as_array().into_iter().flatten().map(|gpu| gpu["cores"].as_u64()).collect()
+    let shares = shares(config);
+    let Some(first) = shares.first() else { return Vec::new() };
+    first["gpus"].as_array().into_iter().flatten().map(|gpu| gpu["cores"].as_u64()).collect()
 }
 
 fn wanted_cores(set: &Set) -> Vec<Option<u64>> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
-use gpushare_tests::leases::{cli, leases_of, sweep};
+use gpushare_tests::leases::{cli, leases_of, shares, sweep};
 use gpushare_tests::meter;
 use gpushare_tests::needs::met;
 use gpushare_tests::node::SimulatedNode;
@@ -21,9 +21,8 @@ const CLIENT: &str = "/bin/gpushare-tests-client";
 
 /// The violations that `ps` lists for the container `id`: kind and text.
 fn violations(config: &Path, id: &str) -> Vec<(String, String)> {
-    let told = cli(config, &["ps", "--json"]).expect_success("gpushare ps --json").stdout;
-    let listing: Value = serde_json::from_str(&told).expect("gpushare ps --json prints JSON");
-    let lease = listing.as_array().into_iter().flatten().find(|lease| lease["id"] == id);
+    let shares = shares(config);
+    let lease = shares.iter().find(|lease| lease["id"] == id);
     let all = lease.and_then(|lease| lease["violations"].as_array());
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     all.into_iter().flatten().map(|one| (text(&one["kind"]), text(&one["text"]))).collect()

@@ -1,10 +1,10 @@
 //! Modules, libraries, kernels and functions.
 //!
 //! An image of PTX that the interpreter can read gives kernels that really run. Any other image (a cubin, a
-//! fat binary, other PTX) gives functions that only take time. If its names cannot be known, any name is a
-//! function.
+//! fat binary, other PTX) gives functions that only take time, as stderr says once. If its names cannot be
+//! known, any name is a function.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, c_char};
 use std::sync::{Arc, Mutex};
 
@@ -63,16 +63,38 @@ pub struct Modules {
 impl Function {
     /// Runs the kernel's program, if its image has one and kernels are to run.
     pub fn run(&self, driver: &Driver, kernel: &Kernel) -> Result {
-        let Image::Program(program) = &self.module.image else { return Ok(()) };
         if !driver.runs_kernels {
             return Ok(());
         }
+        let Image::Program(program) = &self.module.image else {
+            self.tell_that_it_was_not_run();
+            return Ok(());
+        };
         locked(&driver.heap).touch_all();
         let name = self.name.to_str().map_err(|_| Code::INVALID_IMAGE)?;
         let address = |global: &str| self.module.globals.get(global).map(|found| found.0);
         program.run(name, kernel, &address)
     }
 }
+
+impl Function {
+    /// Says on stderr that the kernel computed nothing, once for each name: its results would be taken for
+    /// computed. Kernels whose names promise a time are known to do no more.
+    fn tell_that_it_was_not_run(&self) {
+        static TOLD: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
+        let mut told = locked(&TOLD);
+        if self.length.is_none() && told.len() < MOST_TOLD && told.insert(self.name.clone()) {
+            let name = self.name.to_string_lossy();
+            eprintln!(
+                "gpushare-simulator: kernel {} is no PTX that the simulator can run (machine code?): it only took time",
+                name.escape_default()
+            );
+        }
+    }
+}
+
+/// Of how many kernels a process tells that they were not run.
+const MOST_TOLD: usize = 100;
 
 /// Nanoseconds that a name promises, as in `…_20us`, `…_5ms` or `…_100ns`, also inside a mangled name.
 fn length_of(name: &str) -> Option<u64> {

@@ -1,0 +1,95 @@
+//! What can be seen of a container's use of its share: in the container's own books, and by the driver as the
+//! meter tells it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
+
+use gpushare_inject::{Region, UsageError};
+use gpushare_inventory::DeviceMemory;
+use gpushare_quota::{Lease, Running};
+use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
+
+use super::lends;
+use crate::clock::Clock;
+
+/// A measurement older than this, in nanoseconds, is of a meter that has ended.
+const STALE: u64 = 3_000_000_000;
+
+/// What can be seen of a container's use of its share.
+pub struct Seen {
+    /// The container's own books.
+    books: Result<Usage, UsageError>,
+    throttles: [Throttle; MAX_DEVICES],
+    measured: [Measurement; MAX_DEVICES],
+    now: Clock,
+}
+
+impl Seen {
+    /// Reads what can be seen of `lease`, whose region lies below the folder `state`. `running` tells living
+    /// processes from those that ended.
+    pub fn of(state: &Path, lease: &Lease, running: &Running) -> Self {
+        let region = Region::of(state, lease.id);
+        Self {
+            // Host memory has the line after the GPUs'.
+            books: region.read_usage(running, lease.grants.len() + usize::from(lends(lease))),
+            throttles: region.read_throttles().unwrap_or_default(),
+            measured: region.measured().unwrap_or_default(),
+            now: Clock::now(),
+        }
+    }
+
+    /// As [`Seen::of`], with the books' file kept open in `files` from look to look.
+    pub fn kept(state: &Path, lease: &Lease, running: &Running, files: &mut HashMap<i64, File>) -> Self {
+        let region = Region::of(state, lease.id);
+        if !files.contains_key(&lease.id)
+            && let Ok(file) = region.open_books()
+        {
+            files.insert(lease.id, file);
+        }
+        let Some(file) = files.get(&lease.id) else { return Self::of(state, lease, running) };
+        Self {
+            books: Region::usage_in(file, running, lease.grants.len() + usize::from(lends(lease))),
+            throttles: Region::throttles_in(file).unwrap_or_default(),
+            measured: region.measured().unwrap_or_default(),
+            now: Clock::now(),
+        }
+    }
+
+    /// What the container's living processes hold on the GPU of grant `line`, by the container's books.
+    pub fn used(&self, line: usize) -> Option<DeviceMemory> {
+        let books = self.books.as_ref().ok()?;
+        books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.bytes))
+    }
+
+    /// Host memory that the container's living processes hold in place of GPUs', by the container's books.
+    pub fn host_used(&self, lease: &Lease) -> Option<DeviceMemory> {
+        self.used(lease.grants.len()).filter(|_| lends(lease))
+    }
+
+    /// What the meter says of the GPU of grant `line`; `None` where no meter runs.
+    pub fn fresh(&self, line: usize) -> Option<&Measurement> {
+        let ago = |written: u64| self.now.monotonic.checked_sub(written);
+        self.measured.get(line).filter(|value| ago(value.written).is_some_and(|ago| ago < STALE))
+    }
+
+    /// Allocations that the limit refused, by the container's own books.
+    pub fn refused(&self) -> u64 {
+        self.books.as_ref().map_or(0, |usage| usage.refused)
+    }
+
+    /// How long launches were held back on the GPU of grant `line`, in nanoseconds.
+    pub fn throttled(&self, line: usize) -> u64 {
+        self.throttles.get(line).map_or(0, |words| words.throttled)
+    }
+
+    /// GPU time in nanoseconds on the GPU of grant `line`; `None` if it was never measured.
+    pub fn gpu_time(&self, line: usize) -> Option<u64> {
+        self.measured.get(line).filter(|value| value.until > 0).map(|value| value.own_nanoseconds)
+    }
+
+    /// Whether the books say what cannot be.
+    pub fn is_damaged(&self) -> bool {
+        matches!(self.books, Err(UsageError::Damaged(_)))
+    }
+}

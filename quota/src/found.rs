@@ -1,0 +1,75 @@
+//! What was found to be done against shares, so that it is known after it has ended.
+
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::journal::{Journal, Stamp};
+use crate::state::StateFolder;
+
+/// Something that was done against a share, when it was first seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// Seconds since 1970.
+    pub at: u64,
+    /// The lease's id; `None` for processes of no lease.
+    pub lease: Option<i64>,
+    /// The container's id, or the cgroup of a process of no lease.
+    pub container: String,
+    /// What was done, in one word.
+    pub kind: String,
+    /// The same in words.
+    pub text: String,
+}
+
+/// Notes it below the state folder `state`.
+///
+/// # Errors
+/// When it cannot be written down.
+pub fn note_found(state: &Path, found: &Found) -> io::Result<()> {
+    journal(state).add(&serde_json::to_string(found)?)
+}
+
+impl StateFolder {
+    /// What was found, newest first.
+    pub fn found(&self) -> Vec<Found> {
+        journal(self.path()).lines(|line| serde_json::from_str(line).ok())
+    }
+
+    /// Tells whether something was found: it changes each time.
+    pub fn found_stamp(&self) -> Option<Stamp> {
+        journal(self.path()).stamp()
+    }
+
+    /// What was found and stands behind the first `length` bytes of the notes, or in all of them where they
+    /// were begun anew.
+    pub fn found_behind(&self, length: u64) -> Vec<Found> {
+        journal(self.path()).lines_behind(length, |line| serde_json::from_str(line).ok())
+    }
+}
+
+pub(crate) fn journal(state: &Path) -> Journal<'_> {
+    Journal { state, name: "found", most: 2 << 20, lasts: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_is_kept_whatever_a_container_calls_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateFolder::open(&folder.path().join("state")).unwrap();
+        let found = |container: &str| Found {
+            at: 17,
+            lease: Some(4),
+            container: container.to_owned(),
+            kind: "memory".to_owned(),
+            text: "more\nthan it may".to_owned(),
+        };
+        let names = ["web", "a\nb\"\u{1b}"];
+        names.iter().for_each(|name| note_found(state.path(), &found(name)).unwrap());
+        assert_eq!(state.found(), [found(names[1]), found(names[0])]);
+    }
+}
