@@ -24,6 +24,11 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests")
 }
 
+/// A folder of the examples for people.
+fn example(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(name)
+}
+
 /// The folders with a kustomization.
 fn kustomizations() -> [PathBuf; 5] {
     ["", "extender", "extender/own", "extender/roles", "webhook"].map(|name| folder().join(name))
@@ -107,6 +112,7 @@ fn lost_of(object: &Value) -> Option<String> {
 fn every_object_is_of_the_api_and_has_no_field_that_it_does_not_know() {
     let mut all: Vec<PathBuf> = kustomizations().iter().flat_map(|folder| files(folder)).collect();
     all.extend(files(&folder().join("examples")));
+    all.extend(files(&example("kubernetes")));
     let all = all.iter().filter(|path| !path.ends_with("kustomization.yaml"));
     let mut count = 0;
     for (path, object) in all.flat_map(|path| objects(path).into_iter().map(move |object| (path, object))) {
@@ -117,6 +123,19 @@ fn every_object_is_of_the_api_and_has_no_field_that_it_does_not_know() {
     let misspelt = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {
         "containers": [{"name": "a", "resources": {"claims": [{"name": "b", "requests": "c"}]}}]}});
     assert_eq!(lost_of(&misspelt).as_deref(), Some(".spec.containers[].resources.claims[].requests"));
+}
+
+#[test]
+fn every_service_of_the_compose_examples_asks_the_runtime_for_a_share() {
+    for path in ["compose", "vllm"].iter().flat_map(|name| files(&example(name))) {
+        let object = &objects(&path)[0];
+        let services = object["services"].as_object().unwrap_or_else(|| panic!("{path:?} has no services"));
+        assert!(services.len() >= 2, "{path:?}");
+        for (name, service) in services {
+            assert_eq!(service["runtime"], "gpushare", "{path:?}: {name}");
+            assert!(service["environment"]["GPUSHARE_MEMORY"].is_string(), "{path:?}: {name}");
+        }
+    }
 }
 
 #[test]
