@@ -54,6 +54,12 @@ put 644 "$top/LICENSE" "$top/README.md" "$top/CHANGELOG.md" "$top/CONTRIBUTING.m
     "$root/share/doc/gpushare"
 install -d "$root/share/doc/gpushare/docs"
 put 644 "$top"/docs/*.md "$root/share/doc/gpushare/docs"
+install -d "$root/share/doc/gpushare/examples"
+put 644 "$top/examples/README.md" "$root/share/doc/gpushare/examples"
+for example in compose jax kubernetes numba pytorch slurm vllm; do
+    install -d "$root/share/doc/gpushare/examples/$example"
+    put 644 "$top/examples/$example"/* "$root/share/doc/gpushare/examples/$example"
+done
 for snippet in docker-daemon.json containerd.toml oci.conf runtimeclass.yaml; do
     placed "$snippet" share/gpushare
 done
