@@ -44,6 +44,9 @@ pub struct Watch {
     /// How many looks in a row found a process without them.
     unlimited: HashMap<u32, Unlimited>,
     views: HashMap<i64, Views>,
+    /// By lease, of `limits` and `usage`, which stay the same files for its life. To look for the second takes a
+    /// thread, for its mount namespace.
+    identities: HashMap<i64, [FileIdentity; 2]>,
 }
 
 /// A GPU process without its limits.
@@ -126,9 +129,8 @@ struct Expected {
 }
 
 impl Expected {
-    fn of(state: &Path, lease: &Lease, libcuda: &Path) -> Self {
-        let region = Region::of(state, lease.id);
-        let [limits, usage] = region.identities();
+    fn of(region: &Region, identities: [Option<FileIdentity>; 2], lease: &Lease, libcuda: &Path) -> Self {
+        let [limits, usage] = identities;
         let text = |path: &CStr| path.to_string_lossy().into_owned();
         let mounts = [
             (text(inner::LIMITS), limits, below_mount(&region.limits())),
@@ -153,7 +155,8 @@ impl Watch {
         libcuda: &Path,
         on_gpu: &HashSet<u32>,
     ) -> Vec<Violation> {
-        let expected = Expected::of(state, lease, libcuda);
+        let region = Region::of(state, lease.id);
+        let expected = Expected::of(&region, self.identities(&region, lease.id), lease, libcuda);
         let mut found = Vec::new();
         let mut before = self.views.remove(&lease.id).unwrap_or_default();
         let mut views = Views::new();
@@ -180,6 +183,18 @@ impl Watch {
             }
         }
         self.views.insert(lease.id, views);
+        found
+    }
+
+    /// The identities of a lease's files; `None` of one that is not there yet.
+    fn identities(&mut self, region: &Region, lease: i64) -> [Option<FileIdentity>; 2] {
+        if let Some(known) = self.identities.get(&lease) {
+            return known.map(Some);
+        }
+        let found = region.identities();
+        if let [Some(limits), Some(usage)] = found {
+            self.identities.insert(lease, [limits, usage]);
+        }
         found
     }
 
@@ -212,7 +227,9 @@ impl Watch {
     /// Lets go of what the kernel holds for containers without a lease: an open list keeps their volumes
     /// mounted.
     pub fn retain(&mut self, leases: &[Lease]) {
-        self.views.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
+        let is_held = |id: &i64| leases.iter().any(|lease| lease.id == *id);
+        self.views.retain(|id, _| is_held(id));
+        self.identities.retain(|id, _| is_held(id));
     }
 
     /// Forgets what was seen long ago. Call it before each round of looks.
