@@ -1,0 +1,92 @@
+# What must hold before gpushare comes to a machine or goes from it, and what goes with it. uninstall.sh reads this
+# file, and package.sh puts it into the scripts of the deb and the rpm. For any /bin/sh. $who is who speaks: a script,
+# or gpushare for a package.
+
+refuse() {
+    echo "$who: $*" >&2
+    exit 1
+}
+
+# may_come LEDGER: refuses programs that cannot read the leases of this machine, because newer ones wrote them. LEDGER
+# is the version of leases that the programs write (VERSION in quota/src/ledger/text.rs); they read all earlier ones.
+# They would refuse every container, and those that run could not give their shares back. Only the usual state folder
+# is looked at.
+may_come() {
+    for ledger in /run/gpushare/leases-*; do
+        found=$(sed -n '1s/^gpushare leases, version \([0-9][0-9]*\):.*/\1/p' "$ledger" 2>/dev/null) || continue
+        [ "${found:-0}" -le "$1" ] ||
+            refuse "$ledger has version $found, this gpushare reads $1:" \
+                "end the containers with shares, remove the newer gpushare, then install this one"
+    done
+}
+
+# may_go PREFIX: refuses while anybody needs the programs below PREFIX.
+may_go() {
+    [ "${FORCE:-0}" != 1 ] || return 0
+    # A living container needs the runtime to be stopped.
+    if [ -x "$1/bin/gpushare" ]; then
+        held=$("$1/bin/gpushare" ps --quiet) ||
+            refuse "cannot tell whether containers hold shares (see above); say FORCE=1 if none does"
+        [ -z "$held" ] || refuse "containers still hold shares (gpushare ps): end them first, or say FORCE=1"
+    fi
+    # MPS gives GPUs back a moment after the last share, if it is served.
+    ! ls /run/gpushare/mps/*/compute-mode >/dev/null 2>&1 ||
+        refuse "GPUs are still in MPS' compute mode: keep \`gpushare mps serve\` running for a moment, or say FORCE=1"
+    # An engine that still names the runtime could start none of its containers, nor stop those that it has.
+    [ -x "$1/bin/gpushare" ] || return 0
+    for engine in docker containerd crio podman; do
+        ! "$1/bin/gpushare" configure "$engine" --remove --dry-run --json 2>/dev/null | grep -q '"changed": true' ||
+            refuse "$engine still has the runtime: run \`gpushare configure $engine --remove\` first, or say FORCE=1"
+    done
+}
+
+# stop_units PREFIX: units that run or are enabled would run on without their files.
+stop_units() {
+    command -v systemctl >/dev/null || return 0
+    now=
+    [ ! -d /run/systemd/system ] || now=--now
+    for unit in "$1"/lib/systemd/system/gpushare-*; do
+        systemctl disable $now "${unit##*/}" >/dev/null 2>&1 || true
+    done
+}
+
+# Tells systemd and udev of files that came or went. Where neither runs there is nobody to tell.
+reload_units() {
+    [ ! -d /run/systemd/system ] || systemctl daemon-reload || true
+    [ ! -S /run/udev/control ] || udevadm control --reload || true
+}
+
+# after_install PREFIX new|upgrade: nothing is enabled, and nothing is started that was not running. Containers keep the
+# files that they have mounted.
+after_install() {
+    reload_units
+    if [ "$2" = upgrade ]; then
+        # Both take over what the process before them left: containers and MPS daemons run on meanwhile.
+        [ ! -d /run/systemd/system ] || systemctl try-restart gpushare-meter.service gpushare-mps.service || true
+    else
+        echo "gpushare: next run \`gpushare doctor\`, then \`gpushare configure docker\` (or containerd, crio, podman),"
+        echo "gpushare: and \`systemctl enable --now gpushare-meter.service gpushare-sweep.timer" \
+            "gpushare-system.service\`"
+    fi
+    # Versions that kept the leases in a database left them there. Whoever needs them next takes them over, but a hook.
+    [ ! -e /run/gpushare/quota.db ] || "$1/bin/gpushare" sweep >/dev/null ||
+        echo "gpushare: run \`gpushare sweep\`, which takes over the leases of the version before"
+}
+
+# What nobody needs without the programs. Engines would offer devices whose hook is gone.
+forget_shares() {
+    umount -R /run/gpushare/limits 2>/dev/null || true
+    rm -rf /run/gpushare /var/cache/gpushare || true
+    for kind in share gpu; do
+        rm -f "/etc/cdi/gpushare-$kind.json" "/var/run/cdi/gpushare-$kind.json"
+    done
+}
+
+# forget_all: settings and history too. A ledger that is there again belongs to another installation, which keeps them.
+forget_all() {
+    if ls /run/gpushare/leases-* >/dev/null 2>&1; then
+        echo "gpushare: kept /etc/gpushare and /var/lib/gpushare: another gpushare works on this machine"
+    else
+        rm -rf /etc/gpushare /var/lib/gpushare
+    fi
+}
