@@ -16,7 +16,7 @@ SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
 # A target with `##` is one for people: `make help` prints it.
-.PHONY: all help build kube demo test bench gpu-bundle gpu-test check miri fuzz packages clients install uninstall dist clean
+.PHONY: all help build kube demo test bench gpu-bundle gpu-test check miri fuzz packages clients install uninstall dist deb rpm clean
 
 all: build
 
@@ -112,12 +112,16 @@ install: ## Installs what was built, below PREFIX (/usr/local).
 uninstall: ## Takes it away again; settings that were changed stay.
 	packaging/uninstall.sh "$(DESTDIR)" "$(PREFIX)"
 
-# A tarball with the layout of `make install`.
-dist: build ## Packs what is installed into a tarball below dist.
-	rm -rf dist && mkdir -p dist
-	packaging/install.sh "$(CURDIR)/dist/gpushare-$(VERSION)" "$(PREFIX)"
-	tar -C dist --owner=0 --group=0 -czf dist/gpushare-$(VERSION)-x86_64.tar.gz gpushare-$(VERSION)
-	@echo dist/gpushare-$(VERSION)-x86_64.tar.gz
+# What `make install` installs, for machines without Rust. packaging/package.sh says what they are and need.
+# SOURCE_DATE_EPOCH and MAINTAINER in the environment set the date and who answers for them.
+dist: build ## Packs what is installed into a tarball below dist, which brings its own install.sh.
+	packaging/package.sh tar "$(VERSION)" dist
+
+deb: build ## The same as a package for Debian and Ubuntu.
+	packaging/package.sh deb "$(VERSION)" dist
+
+rpm: build ## The same as a package for Fedora, RHEL and SUSE; needs rpmbuild.
+	packaging/package.sh rpm "$(VERSION)" dist
 
 clean: ## Removes what was built.
 	$(CARGO) clean

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Removes what install.sh put there: uninstall.sh DESTDIR PREFIX. Settings that were changed stay.
+# Removes what install.sh put there: uninstall.sh [DESTDIR [PREFIX]], below /usr/local when nothing
+# is said. Settings that were changed stay.
 set -eu
 
-destdir=$1
-prefix=$2
+destdir=${1-}
+prefix=${2-/usr/local}
 case $prefix in
 /*) ;;
 *)

@@ -1,0 +1,55 @@
+#!/bin/sh
+# Installs gpushare from this tarball: install.sh [DESTDIR [PREFIX]], below /usr/local when nothing is said.
+# uninstall.sh beside it, called the same, takes it away again. A later version installs over an earlier one; containers
+# that run keep what they have mounted.
+set -eu
+umask 022
+
+destdir=${1-}
+prefix=${2-/usr/local}
+case $prefix in
+/*) ;;
+*)
+    echo "install.sh: PREFIX must begin with /, as /usr/local: $prefix" >&2
+    exit 1
+    ;;
+esac
+here=$(cd "$(dirname "$0")" && pwd)
+who=install.sh
+# shellcheck source=packaging/lifecycle.sh
+. "$here/lifecycle.sh"
+[ -n "$destdir" ] || may_come @LEDGER@
+
+# put FILE: first under another name and then renamed, so that nobody ever meets half a file, none, or one without the
+# prefix.
+put() {
+    case $1 in
+    etc/*) to=$destdir/$1 ;;
+    *) to=$destdir$prefix/${1#@PREFIX@/} ;;
+    esac
+    # The administrator's settings are never replaced; the shipped ones lie in share/gpushare to compare.
+    case $1 in etc/*) [ ! -e "$to" ] || return 0 ;; esac
+    new=${to%/*}/.${to##*/}.new
+    mkdir -p "${to%/*}"
+    cp -p "$here/tree/$1" "$new"
+    if grep -qI '/@PREFIX@' "$new"; then
+        sed "s|/@PREFIX@|$prefix|g" "$here/tree/$1" >"$new"
+    fi
+    [ "$(id -u)" != 0 ] || chown 0:0 "$new"
+    mv -f "$new" "$to"
+}
+
+# What is called comes before who calls it (bin last), and the wrapper, which engines call, comes last of all.
+cd "$here/tree"
+find . ! -type d | sed 's|^\./||' | sort | while read -r file; do
+    case $file in
+    */bin/*) ;;
+    *) put "$file" ;;
+    esac
+done
+for program in "@PREFIX@"/bin/*; do
+    [ "${program##*/}" = gpushare-runtime ] || put "$program"
+done
+put "@PREFIX@/bin/gpushare-runtime"
+mkdir -p "$destdir/etc/gpushare/gpushare.toml.d"
+[ -n "$destdir" ] || after_install "$prefix" new
