@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the distribution's packages that the demo and the tests run: low-level runtimes, engines, a static busybox, Python.
+# Installs the distribution's packages that the demo and the tests run: low-level runtimes, engines, a static busybox, Python,
+# makers and checkers of packages.
 # Quick and silent when nothing is missing. Exit 3: not root, or no apt on this machine.
 set -eu
 
@@ -29,6 +30,10 @@ strace          /usr/bin/strace
 gcc             /usr/bin/cc
 libc6-dev       /usr/include/stdio.h
 binutils        /usr/bin/readelf
+rpm             /usr/bin/rpmbuild
+cpio            /usr/bin/cpio
+lintian         /usr/bin/lintian
+rpmlint         /usr/bin/rpmlint
 '
 
 installed() {

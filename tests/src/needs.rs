@@ -35,6 +35,12 @@ pub enum Need {
     Curl,
     /// Prometheus and its promtool at their Debian paths.
     Prometheus,
+    /// Debian's own tools for packages; no machine of another distribution has them.
+    Dpkg,
+    /// rpmbuild, and what packs and unpacks beside it.
+    Rpmbuild,
+    /// The distributions' checkers of packages, lintian and rpmlint.
+    Lintian,
     /// The virtual environment of `tests/setup/python.sh`.
     Python,
     /// The driver files of `tests/setup/driver-libraries.sh`.
@@ -86,6 +92,13 @@ impl Need {
             Self::Strace => absent(&["/usr/bin/strace"], packages),
             Self::Curl => absent(&["/usr/bin/curl"], packages),
             Self::Prometheus => absent(&["/usr/bin/prometheus"], packages),
+            Self::Dpkg => absent(&["/usr/bin/dpkg-deb"], "this machine is not of Debian's kind"),
+            Self::Rpmbuild => ["/usr/bin/rpmbuild", "/usr/bin/cpio", "/usr/bin/python3"]
+                .into_iter()
+                .find_map(|program| absent(&[program], packages)),
+            Self::Lintian => {
+                absent(&["/usr/bin/lintian"], packages).or_else(|| absent(&["/usr/bin/rpmlint"], packages))
+            }
             Self::Python => (!crate::python::interpreter().exists())
                 .then(|| "no Python environment: run tests/setup/python.sh".to_owned()),
             Self::DriverLibraries => (!crate::artifacts::nvidia_smi().exists())
