@@ -16,7 +16,7 @@ SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
 # A target with `##` is one for people: `make help` prints it.
-.PHONY: all help build kube demo test bench gpu-bundle gpu-test check miri fuzz packages clients install uninstall dist deb rpm clean
+.PHONY: all help build kube demo test bench gpu-bundle gpu-test check deny miri fuzz packages clients install uninstall dist deb rpm clean
 
 all: build
 
@@ -79,6 +79,11 @@ check: ## rustfmt, clippy with warnings as errors, and the lock file of the fuzz
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy --profile shim --locked $(SHIMS:%=-p %) -- -D warnings
 	cd testbed/fuzz/libfuzzer && $(CARGO) update --quiet --workspace --locked
+
+# What is linked in, against deny.toml. Weaknesses are in a database that the network alone has:
+# `cargo deny check advisories` asks it.
+deny: packages ## Licences and origin of all crates against deny.toml, by cargo-deny.
+	$$(tests/setup/cargo-deny.sh) --workspace --locked check licenses bans sources
 
 # The safe modules of region and intercept under miri, which only nightly has. RUSTUP_TOOLCHAIN names another nightly.
 miri: export RUSTUP_TOOLCHAIN ?= nightly
