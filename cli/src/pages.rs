@@ -45,7 +45,8 @@ pub fn write(share: &Path, mut command: Command) -> Result<()> {
     let bash = folder(COMPLETIONS[0].1)?;
     fs::rename(bash.join("gpushare.bash"), bash.join("gpushare"))
         .context("cannot name the completion for bash")?;
-    clap_mangen::generate_to(command, folder(MANUALS)?).context("cannot write the manual pages")?;
+    clap_mangen::generate_to(without_help(command), folder(MANUALS)?)
+        .context("cannot write the manual pages")?;
     let schemas = folder(SCHEMAS)?;
     for (name, schema) in answer::schemas() {
         let path = schemas.join(format!("{name}.json"));
@@ -54,4 +55,9 @@ pub fn write(share: &Path, mut command: Command) -> Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// The command without `help` as a command, below which each other one would stand again.
+fn without_help(command: Command) -> Command {
+    command.disable_help_subcommand(true).mut_subcommands(without_help)
 }
