@@ -25,6 +25,8 @@ use crate::node;
 /// waits for an answer much longer (`LENIENCE` of `intercept/src/book.rs`).
 const PAUSE: Duration = Duration::from_millis(20);
 const BUSY: Duration = Duration::from_millis(4);
+/// The same while no lease has such a limit: a container's first wish comes later than that after its lease.
+const IDLE: Duration = Duration::from_millis(100);
 /// How long after a wish the next ones are expected.
 const SOON: Duration = Duration::from_secs(1);
 /// Time between two looks at what is held and what is left.
@@ -71,7 +73,11 @@ fn serve(config: &Config, state: &Path) -> Result<()> {
     };
     loop {
         arbiter.step(&folder)?;
-        sleep(if arbiter.wished.elapsed() < SOON { BUSY } else { PAUSE });
+        sleep(match arbiter.is_needed() {
+            true if arbiter.wished.elapsed() < SOON => BUSY,
+            true => PAUSE,
+            false => IDLE,
+        });
     }
 }
 
@@ -123,9 +129,14 @@ impl Served {
 }
 
 impl Arbiter<'_> {
+    /// Whether a lease has such a limit.
+    fn is_needed(&self) -> bool {
+        self.waits || !self.served.is_empty()
+    }
+
     fn step(&mut self, folder: &gpushare_quota::StateFolder) -> Result<()> {
         let change = self.store.last_change();
-        let is_tick = self.ticked.elapsed() >= TICK;
+        let is_tick = self.is_needed() && self.ticked.elapsed() >= TICK;
         let waits = self.waits && self.looked.elapsed() >= WAIT;
         if change.is_none() || change != self.seen || is_tick || waits {
             (self.seen, self.looked) = (change, Instant::now());

@@ -29,15 +29,15 @@ use crate::mps::is_of_mps;
 use crate::violation::{self, Kind, Noted, Violation};
 
 /// How often samples are asked for while anybody has a compute share. They have to reach the libraries within
-/// 50 ms after the driver has them.
-const FAST: Duration = Duration::from_millis(25);
+/// 50 ms after the driver has them; more often would only cost processor time.
+const FAST: Duration = Duration::from_millis(35);
 /// How often the store's time stamp is looked at.
 const CHANGES: Duration = Duration::from_millis(50);
 /// The pause between two rounds while nobody has a compute share.
 const SLOW: Duration = Duration::from_millis(100);
-/// Every how many ticks the processes on GPUs are noted. Four ticks are shorter than the making of a CUDA
+/// Every how many ticks the processes on GPUs are noted. Three ticks are shorter than the making of a CUDA
 /// context alone.
-const NOTED: u64 = 4;
+const NOTED: u64 = 3;
 /// How often memory is looked at, and everything that a container might have changed.
 const LOOK: Duration = Duration::from_secs(1);
 /// Every how many looks the kernel is asked about processes. One costs ten times as much as the books of its
