@@ -6,9 +6,8 @@ set -eu
 destdir=$1
 prefix=$2
 case $prefix in
-/*) ;;
-*)
-    echo "install.sh: PREFIX must begin with /, as PREFIX=/usr/local: $prefix" >&2
+*[!A-Za-z0-9/._+@-]* | [!/]* | '')
+    echo "install.sh: PREFIX must begin with / and have letters, digits and /._+@- alone, as PREFIX=/usr/local: $prefix" >&2
     exit 1
     ;;
 esac
@@ -78,9 +77,12 @@ put 644 "$top/packaging/71-gpushare.rules" "$root/lib/udev/rules.d"
 (cd "$built/share" && find . -type d) | while read -r folder; do
     install -d "$root/share/$folder"
 done
-(cd "$built/share" && find . -type f) | while read -r file; do
+# The list of them tells uninstall.sh which are ours.
+(cd "$built/share" && find . -type f | sort) | while read -r file; do
     put 644 "$built/share/$file" "$root/share/$(dirname "$file")"
-done
+    echo "${file#./}"
+done >"$root/share/gpushare/.pages.new"
+mv -f "$root/share/gpushare/.pages.new" "$root/share/gpushare/pages"
 
 # The administrator's file is never replaced; the shipped one lies beside it to compare.
 install -d "$destdir/etc/gpushare/gpushare.toml.d"

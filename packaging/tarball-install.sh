@@ -8,9 +8,8 @@ umask 022
 destdir=${1-}
 prefix=${2-/usr/local}
 case $prefix in
-/*) ;;
-*)
-    echo "install.sh: PREFIX must begin with /, as /usr/local: $prefix" >&2
+*[!A-Za-z0-9/._+@-]* | [!/]* | '')
+    echo "install.sh: PREFIX must begin with / and have letters, digits and /._+@- alone, as /usr/local: $prefix" >&2
     exit 1
     ;;
 esac

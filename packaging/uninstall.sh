@@ -6,9 +6,8 @@ set -eu
 destdir=${1-}
 prefix=${2-/usr/local}
 case $prefix in
-/*) ;;
-*)
-    echo "uninstall.sh: PREFIX must begin with /, as PREFIX=/usr/local: $prefix" >&2
+*[!A-Za-z0-9/._+@-]* | [!/]* | '')
+    echo "uninstall.sh: PREFIX must begin with / and have letters, digits and /._+@- alone, as /usr/local: $prefix" >&2
     exit 1
     ;;
 esac
@@ -30,10 +29,13 @@ fi
 for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
     rm -f "$root/bin/$program"
 done
+# Manual pages, completions and the like.
+if [ -e "$root/share/gpushare/pages" ]; then
+    while read -r page; do
+        rm -f "$root/share/$page"
+    done <"$root/share/gpushare/pages"
+fi
 rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/gpushare" "$root/share/doc/gpushare"
-rm -f "$root"/share/man/man1/gpushare.1 "$root"/share/man/man1/gpushare-*.1 \
-    "$root/share/bash-completion/completions/gpushare" "$root/share/zsh/site-functions/_gpushare" \
-    "$root/share/fish/vendor_completions.d/gpushare.fish"
 rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-meter.service" \
     "$root/lib/systemd/system/gpushare-mps.service" "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer" \
     "$root/lib/systemd/system/gpushare-system.service" "$root/lib/udev/rules.d/71-gpushare.rules"

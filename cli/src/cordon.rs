@@ -8,12 +8,13 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
 use gpushare_inject::one_line;
 use gpushare_inventory::{Faults, Gpu, GpuUuid};
 use gpushare_request::{DeviceSelector, find_gpu};
 
+use crate::failure::Failure;
 use crate::file::{self, FileChange};
 use crate::meter::newest_record;
 use crate::{node, table};
@@ -78,7 +79,10 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
             }
             (Change::Uncordon, true) => {
                 let what = if now.contains(&gpu) { "it" } else { "its card" };
-                bail!("{name} stays cordoned: quota.cordoned of the settings names {what}; take it out there")
+                return Err(Failure::refused(format!(
+                    "{name} stays cordoned: quota.cordoned of the settings names {what}; take it out there"
+                ))
+                .into());
             }
         }
     }
@@ -86,7 +90,9 @@ pub fn cordon(change: Change, names: &[String]) -> Result<()> {
 }
 
 fn named_gpu(name: &str, gpus: &[Gpu]) -> Result<GpuUuid> {
-    let selector: DeviceSelector = name.parse().with_context(|| format!("{name:?} names no GPU"))?;
+    let selector: DeviceSelector = name
+        .parse()
+        .map_err(|why| Failure::not_found(format!("{name:?} names no GPU: {}", one_line(&why))))?;
     Ok(find_gpu(&selector, gpus)?.uuid)
 }
 

@@ -1,13 +1,15 @@
 //! Why a command failed, for scripts: its exit code, and the object that stands on stderr where the answer would
 //! have been JSON.
 
+use std::ffi::OsString;
 use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
-use gpushare_config::ConfigError;
-use gpushare_inject::{ChangeError, GrantError};
-use gpushare_quota::{Reason, Refusal, ReserveError, UpdateError};
-use gpushare_request::{RequestError, SelectorError};
+use gpushare_config::reason_of;
+use gpushare_inject::ChangeError;
+use gpushare_quota::{Reason, UpdateError};
+use gpushare_request::SelectorError;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -29,7 +31,7 @@ pub enum Kind {
     Denied = 5,
     /// The settings have a mistake.
     Settings = 6,
-    /// What a container asks for cannot be understood or met on any node like this.
+    /// What a container asks for cannot be understood or met on a node like this, or its image cannot run on it.
     Request = 7,
 }
 
@@ -72,14 +74,11 @@ impl Failure {
     /// Tells it on stderr, and returns the exit code.
     pub fn tell(self, as_json: bool) -> ExitCode {
         let code = ExitCode::from(self.kind as u8);
-        if as_json {
-            match serde_json::to_string(&answer::Versioned::of(Failed { error: self })) {
-                Ok(text) => eprintln!("{}", table::shown(&text)),
-                Err(error) => eprintln!("gpushare: {error}"),
-            }
-        } else {
-            eprintln!("gpushare: {}", self.message);
-        }
+        let plain = format!("gpushare: {}", self.message);
+        let json = as_json.then(|| serde_json::to_string(&answer::Versioned::of(Failed { error: self })));
+        let line = json.and_then(Result::ok).map_or(plain, |json| table::shown(&json));
+        // If stderr cannot be written to, the exit code has to do.
+        let _ = writeln!(io::stderr(), "{line}");
         code
     }
 }
@@ -100,13 +99,14 @@ pub fn of_usage(error: &clap::Error, as_json: bool) -> ExitCode {
         return if error.use_stderr() { ExitCode::from(Kind::Usage as u8) } else { ExitCode::SUCCESS };
     }
     let text = error.to_string();
-    let first = text.lines().next().unwrap_or_default();
-    let message = format!("{}; see --help", first.trim_start_matches("error: "));
+    let said = text.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let said: Vec<&str> = said.map(str::trim).filter(|line| !line.is_empty()).collect();
+    let message = format!("{}; see --help", said.join(" ").trim_start_matches("error: "));
     Failure { kind: Kind::Usage, message }.tell(true)
 }
 
 /// Whether the command line asks for JSON, also where it cannot be understood otherwise.
-pub fn wants_json(mut args: impl Iterator<Item = String>) -> bool {
+pub fn wants_json(mut args: impl Iterator<Item = OsString>) -> bool {
     let mut is_format = false;
     args.any(|arg| {
         let asks = arg == "--json" || arg == "--format=json" || (is_format && arg == "json");
@@ -116,49 +116,41 @@ pub fn wants_json(mut args: impl Iterator<Item = String>) -> bool {
 }
 
 fn kind(error: &anyhow::Error) -> Kind {
-    error.chain().find_map(of_cause).unwrap_or(Kind::Failed)
-}
-
-fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Kind> {
-    let of_reason = |reason: Reason| match reason {
+    let of_cause = |cause: &(dyn std::error::Error + 'static)| {
+        let of_failure = cause.downcast_ref().map(|failure: &Failure| failure.kind);
+        of_failure.or_else(|| cause.is::<SelectorError>().then_some(Kind::NotFound))
+    };
+    if let Some(kind) = error.chain().find_map(of_cause) {
+        return kind;
+    }
+    let is_of_room = |update: &UpdateError| matches!(update, UpdateError::Refused(_));
+    let of_update = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(ChangeError::Update(update)) => Some(is_of_room(update)),
+        _ => cause.downcast_ref().map(is_of_room),
+    });
+    if of_update == Some(true) {
+        return Kind::Refused;
+    }
+    match reason_of(error.as_ref()) {
         Reason::Room | Reason::Rules => Kind::Refused,
         Reason::Request | Reason::Image => Kind::Request,
         Reason::Settings => Kind::Settings,
         Reason::Node => Kind::Failed,
-    };
-    if let Some(failure) = cause.downcast_ref::<Failure>() {
-        return Some(failure.kind);
     }
-    if cause.is::<ConfigError>() {
-        return Some(Kind::Settings);
-    }
-    if let Some(error) = cause.downcast_ref::<GrantError>() {
-        return Some(of_reason(error.reason()));
-    }
-    if let Some(error) = cause.downcast_ref::<ReserveError>() {
-        return Some(of_reason(error.reason()));
-    }
-    if cause.is::<RequestError>() {
-        return Some(Kind::Request);
-    }
-    if cause.is::<SelectorError>() {
-        return Some(Kind::NotFound);
-    }
-    let is_of_room = cause.is::<Refusal>()
-        || matches!(cause.downcast_ref::<UpdateError>(), Some(UpdateError::Refused(_)))
-        || matches!(cause.downcast_ref::<ChangeError>(), Some(ChangeError::Update(UpdateError::Refused(_))));
-    is_of_room.then_some(Kind::Refused)
 }
 
 #[cfg(test)]
 mod tests {
     use anyhow::Context;
+    use gpushare_config::ConfigError;
+    use gpushare_inject::GrantError;
+    use gpushare_request::RequestError;
 
     use super::*;
 
     #[test]
     fn json_is_asked_for_by_a_flag_or_a_format() {
-        let asks = |line: &str| wants_json(line.split(' ').map(str::to_owned));
+        let asks = |line: &str| wants_json(line.split(' ').map(OsString::from));
         for line in ["ps --json", "ps --format=json", "history --format json --by name"] {
             assert!(asks(line), "{line}");
         }
@@ -172,7 +164,8 @@ mod tests {
         let below = |error: anyhow::Error| kind(&Err::<(), _>(error).context("cannot do it").unwrap_err());
         assert_eq!(below(Failure::not_found("no such thing").into()), Kind::NotFound);
         assert_eq!(below(GrantError::Privileged.into()), Kind::Refused);
-        assert_eq!(below(RequestError::NoShare.into()), Kind::Request);
+        assert_eq!(below(RequestError::NoShare.into()), Kind::Refused);
+        assert_eq!(below(RequestError::SeveralClaims.into()), Kind::Request);
         assert_eq!(below(ConfigError::NoName.into()), Kind::Settings);
         assert_eq!(below(anyhow::anyhow!("the disk")), Kind::Failed);
     }

@@ -183,7 +183,7 @@ struct Output {
 
 fn main() -> ExitCode {
     gpushare_inject::outlive_file_size_limit();
-    let wants_json = failure::wants_json(std::env::args());
+    let wants_json = failure::wants_json(std::env::args_os());
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return failure::of_usage(&error, wants_json),

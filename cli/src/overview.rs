@@ -8,7 +8,7 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{MemoryUse, out_of_service};
 use gpushare_inventory::{DeviceMemory, Faults, Gpu, GpuUuid, Node, NodeError, SickGpu};
-use gpushare_quota::{GpuLoad, Lease, Loads, Reason, Refused, Running, Stamp, StateFolder, Store};
+use gpushare_quota::{Following, GpuLoad, Lease, Loads, Reason, Refused, Running, StateFolder, Store};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock as GpuClock, TemperatureSensor};
 use schemars::JsonSchema;
@@ -188,25 +188,11 @@ pub struct Looker {
     usage: HashMap<i64, File>,
     /// The latest refusals.
     refused: Vec<Refused>,
-    /// How far the notes were counted.
-    counted: Counted,
+    /// Counts what is noted.
+    following: Following,
     /// The store's number of grants at the last look.
     grants: u64,
     totals: Totals,
-}
-
-/// The stamps of notes at the last look.
-struct Counted {
-    refused: Option<Stamp>,
-    ended: Option<Stamp>,
-    found: Option<Stamp>,
-    made: Option<Stamp>,
-}
-
-/// What `behind` tells of notes that came after `last`, if they changed since: `now` is their stamp.
-fn new_ones<T>(last: &mut Option<Stamp>, now: Option<Stamp>, behind: impl FnOnce(u64) -> Vec<T>) -> Vec<T> {
-    let before = std::mem::replace(last, now);
-    if before == now { Vec::new() } else { behind(before.map_or(0, |(_, length)| length)) }
 }
 
 /// More grants than there are between two looks: the store was made anew, and its numbers begin elsewhere.
@@ -221,16 +207,11 @@ impl Looker {
         let (state, store) = node::store(&config)?;
         let grants = store.grants()?;
         let refused = latest(&state);
-        let counted = Counted {
-            refused: state.refusals_stamp(),
-            ended: state.ended_stamp(),
-            found: state.found_stamp(),
-            made: state.made_stamp(),
-        };
+        let following = Following::of(&state);
         let (sick, well) = (Vec::new(), HashSet::new());
         let (usage, totals) = (HashMap::new(), Totals::default());
         let (node, nvml) = (None, None);
-        Ok(Self { config, state, store, node, nvml, sick, well, usage, refused, counted, grants, totals })
+        Ok(Self { config, state, store, node, nvml, sick, well, usage, refused, following, grants, totals })
     }
 
     /// What was counted since this began to look.
@@ -240,19 +221,14 @@ impl Looker {
 
     /// Counts what was noted since the last look.
     fn count(&mut self) {
-        let (state, counted, totals) = (&self.state, &mut self.counted, &mut self.totals);
-        let now = state.refusals_stamp();
-        let refused = new_ones(&mut counted.refused, now, |length| state.refusals_behind(length));
-        if !refused.is_empty() {
-            self.refused = latest(state);
+        let (news, totals) = (self.following.news(&self.state), &mut self.totals);
+        if !news.refused.is_empty() {
+            self.refused = latest(&self.state);
         }
-        refused.iter().for_each(|refused| totals.count_refusal(refused.kind));
-        let ended = new_ones(&mut counted.ended, state.ended_stamp(), |length| state.ended_behind(length));
-        ended.iter().for_each(|lease| totals.count_release(&lease.reason));
-        let found = new_ones(&mut counted.found, state.found_stamp(), |length| state.found_behind(length));
-        found.iter().for_each(|found| totals.count_violation(&found.kind));
-        let made = new_ones(&mut counted.made, state.made_stamp(), |length| state.made_behind(length));
-        made.into_iter().for_each(|took| totals.makes.add(took));
+        news.refused.iter().for_each(|refused| totals.count_refusal(refused.kind));
+        news.ended.iter().for_each(|lease| totals.count_release(&lease.reason));
+        news.found.iter().for_each(|found| totals.count_violation(&found.kind));
+        news.made.into_iter().for_each(|took| totals.makes.add(took));
     }
 
     fn count_grants(&mut self) {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, DriverLimiter, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder,
-    admit, beside_sick, clear, look_up_allocation, look_up_claim, pod_of, refuse_previous_plan,
+    admit, admit_mode, beside_sick, clear, look_up_allocation, look_up_claim, pod_of, refuse_previous_plan,
     take_out_driver, too_little,
 };
 use gpushare_inventory::{DeviceMemory, Node};
@@ -100,6 +100,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     if request.scope == Scope::Pod {
         request.notes.push(OF_THE_POD.to_owned());
     }
+    admit_mode(&json, &request, &state)?;
     clear(&mut json, &request, false)?;
     take_out_driver(&mut json, &node.driver.sources());
     let grants = match container.reserved() {

@@ -5,15 +5,17 @@ mod rates;
 mod view;
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use gpushare_config::Config;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use self::draw::Theme;
 use self::rates::Rates;
@@ -65,14 +67,12 @@ pub fn top(asked: &Top) -> Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("this is no terminal: use --once or --json");
     }
-    // Whoever ends it gets the terminal back as it was.
-    let ended = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&ended))?;
-    }
+    give_back_when_ended()?;
     let mut terminal = ratatui::init();
-    let done = live(&mut terminal, &mut looker, asked.interval, &ended);
-    ratatui::restore();
+    let done = live(&mut terminal, &mut looker, asked.interval);
+    let _ = (terminal.show_cursor(), ratatui::try_restore());
+    // Dropped, it would complain on a terminal that is gone, which is a panic.
+    std::mem::forget(terminal);
     done
 }
 
@@ -87,17 +87,37 @@ fn stream(looker: &mut Looker, asked: &Top) -> Result<()> {
     }
 }
 
-fn live(
-    terminal: &mut DefaultTerminal,
-    looker: &mut Looker,
-    interval: Duration,
-    ended: &AtomicBool,
-) -> Result<()> {
+/// Gives the terminal back as it was, and ends, when the process is told to. A thread of its own does it: whoever
+/// reads keys from a terminal that is gone may never return.
+fn give_back_when_ended() -> io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGHUP, SIGINT, SIGQUIT])?;
+    let end = move || {
+        if let Some(signal) = signals.forever().next() {
+            // It may be gone.
+            let _ = ratatui::try_restore();
+            // As a shell tells of a process that a signal ended.
+            std::process::exit(128 + signal);
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(end)?;
+    Ok(())
+}
+
+/// Whether the terminal is gone; waits for a key as long as `limit`.
+fn is_gone(limit: Duration) -> bool {
+    let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::ZERO);
+    let stdin = io::stdin();
+    let mut polled = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+    let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+    poll(&mut polled, limit).is_ok() && polled[0].revents().is_some_and(|seen| seen.intersects(gone))
+}
+
+fn live(terminal: &mut DefaultTerminal, looker: &mut Looker, interval: Duration) -> Result<()> {
     let (mut view, mut rates) = (View::default(), Rates::default());
     let mut overview = Overview::default();
     let theme = Theme::of_environment();
     let mut looked: Option<Instant> = None;
-    while !ended.load(Ordering::Relaxed) {
+    loop {
         if looked.is_none_or(|looked| looked.elapsed() >= interval) && !view.is_frozen() {
             looker.renew();
             overview = looker.look()?;
@@ -106,7 +126,11 @@ fn live(
         }
         view.fit(&overview, &rates);
         terminal.draw(|frame| draw::frame(frame, &overview, &rates, &view, theme))?;
-        if !event::poll(KEYS)? {
+        // Some keys may be read already, and wait for their turn.
+        if !event::poll(Duration::ZERO)? {
+            if is_gone(KEYS) {
+                return Ok(());
+            }
             continue;
         }
         match event::read()? {
@@ -119,5 +143,4 @@ fn live(
             _ => {}
         }
     }
-    Ok(())
 }

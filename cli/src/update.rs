@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::change_share;
 use gpushare_inventory::{GpuUuid, Node};
@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::container::{containers, find, ids};
+use crate::failure::Failure;
 use crate::node::GpuNames;
 use crate::ps::Seen;
 use crate::{Output, answer, node, table};
@@ -92,7 +93,9 @@ pub fn update(asked: &Update) -> Result<()> {
     let (state, store) = node::store(&config)?;
     let lease = find(&store, &asked.id, asked.root.as_deref())?;
     if lease.is_gone() {
-        bail!("container {} is gone: its share goes with `gpushare sweep`", containers(&lease));
+        let message =
+            format!("container {} is gone: its share goes with `gpushare sweep`", containers(&lease));
+        return Err(Failure::not_found(message).into());
     }
     let node = node::all(&config, &state)?;
     let change = Change {
@@ -116,7 +119,8 @@ pub fn update(asked: &Update) -> Result<()> {
 fn gpu(selector: &DeviceSelector, lease: &Lease, node: &Node) -> Result<GpuUuid> {
     let gpu = find_gpu(selector, &node.gpus)?;
     if !lease.grants.iter().any(|grant| grant.gpu == gpu.uuid) {
-        bail!("container {} holds no share of GPU {}", containers(lease), gpu.index);
+        let message = format!("container {} holds no share of GPU {}", containers(lease), gpu.index);
+        return Err(Failure::not_found(message).into());
     }
     Ok(gpu.uuid)
 }

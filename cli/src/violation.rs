@@ -85,25 +85,34 @@ impl Kind {
     }
 }
 
-/// What was noted for `gpushare logs`. What comes and goes is noted once in a while, so that no container fills
-/// the notes.
+/// What was noted for `gpushare logs`. What comes and goes is noted once in a while, so that nobody fills the
+/// notes, or pushes out what others did.
 #[derive(Debug, Default)]
 pub struct Noted(HashMap<(Option<i64>, String, String), Instant>);
 
 /// The same is noted again after this time.
 const ONCE_IN: Duration = Duration::from_secs(600);
+/// How many cgroups of strangers are told apart in that time, since anyone who may make cgroups has any number
+/// of them.
+const STRANGERS: usize = 10;
+/// The most characters of a cgroup's path that are noted.
+const LONGEST: usize = 256;
 
 impl Noted {
     /// Notes `violation` below the state folder.
     pub fn note(&mut self, state: &Path, violation: &Violation) {
         self.0.retain(|_, at| at.elapsed() < ONCE_IN);
+        let strangers = self.0.keys().filter(|(lease, ..)| lease.is_none()).count();
+        if violation.lease.is_none() && strangers >= STRANGERS {
+            return;
+        }
         let key = (violation.lease, violation.container.clone(), violation.kind.clone());
         let Entry::Vacant(entry) = self.0.entry(key) else { return };
         entry.insert(Instant::now());
         let found = Found {
             at: now().as_secs(),
             lease: violation.lease,
-            container: violation.container.clone(),
+            container: violation.container.chars().take(LONGEST).collect(),
             kind: violation.kind.clone(),
             text: violation.text.clone(),
         };
@@ -189,6 +198,13 @@ mod tests {
         noted.note(state.path(), &seen);
         let kinds: Vec<String> = state.found().into_iter().map(|found| found.kind).collect();
         assert_eq!(kinds, ["memory", "files"]);
+        for number in 0..100 {
+            let container = format!("/user/{number}{}", "x".repeat(5000));
+            noted.note(state.path(), &Violation { lease: None, container, ..violation() });
+        }
+        let found = state.found();
+        assert_eq!(found.len(), 2 + STRANGERS);
+        assert!(found.iter().all(|found| found.container.len() <= LONGEST));
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::error::Error;
 use std::iter;
 use std::path::PathBuf;
 
-use gpushare_inject::{BundleError, EditError, GrantError};
 use gpushare_quota::Reason;
 
 /// The reason for which the settings are refused.
@@ -76,16 +75,7 @@ pub(crate) fn value(key: &'static str, value: &str, message: impl ToString) -> C
 
 /// The kind of a refusal that is told as `error`; [`Reason::Node`] where nothing else is known to have failed.
 pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
-    let of = |cause: &(dyn Error + 'static)| {
-        if let Some(error) = cause.downcast_ref::<GrantError>() {
-            Some(error.reason())
-        } else if cause.is::<ConfigError>() {
-            Some(Reason::Settings)
-        } else if cause.is::<BundleError>() || cause.is::<EditError>() {
-            Some(Reason::Request)
-        } else {
-            None
-        }
-    };
-    iter::successors(Some(error), |error| (*error).source()).find_map(of).unwrap_or(Reason::Node)
+    let is_setting =
+        iter::successors(Some(error), |error| (*error).source()).any(|cause| cause.is::<ConfigError>());
+    if is_setting { Reason::Settings } else { gpushare_inject::reason_of(error).unwrap_or(Reason::Node) }
 }

@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::time::Instant;
 
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, bail};
 use gpushare_config::{Config, reason_of};
 use gpushare_inject::{
     Bundle, Live, REFUSAL, Region, Requester, Settings, Whose, give_back, grant, measured, one_line,
     open_store,
 };
 use gpushare_quota::{
-    Holder, LeaseKey, LeaseState, Member, Release, ReleaseReason, StateFolder, Store, StoreError, note_made,
+    Holder, LeaseKey, LeaseState, Member, Reason, Release, ReleaseReason, StateFolder, Store, StoreError,
+    note_made,
 };
 use gpushare_request::{Container, is_request};
 use nix::unistd::getppid;
@@ -26,9 +27,13 @@ use crate::sanitise;
 /// How long poststop waits for the last processes of a killed container.
 const END: Duration = Duration::from_secs(2);
 
-/// The error for a CDI device of gpushare's in a container without a request, such as a pod's sandbox.
-const NO_REQUEST: &str = "it has a CDI device of gpushare's, and no request of it is read: leave the device out for a pod's \
-     sandbox (annotation container-type), or ask by annotation";
+/// A CDI device of gpushare's in a container without a request, such as a pod's sandbox.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "it has a CDI device of gpushare's, and no request of it is read: leave the device out for a pod's sandbox (annotation \
+     container-type), or ask by annotation"
+)]
+struct NoRequest;
 
 /// The container as its runtime describes it on the hook's standard input.
 struct State {
@@ -44,25 +49,33 @@ struct State {
 /// # Errors
 /// When the request cannot be read or met, or the container cannot be changed. The container must not start
 /// then.
-pub fn create(state: &[u8], file: Option<&Path>, cdi: bool) -> Result<()> {
+pub fn create(state: &[u8], file: Option<&Path>, cdi: bool, began: Instant) -> Result<()> {
     let state = State::parse(state)?;
-    let config = load(file)?;
-    config.log.start();
-    let bundle = Bundle::open(&state.bundle, None)?;
-    let json = bundle.json()?;
-    let container = config.container(&json);
-    let done = match is_request(&container, &config.request) {
-        false if cdi => Err(anyhow!(NO_REQUEST)),
-        false => return Ok(()),
-        true => give(&state, &container, &bundle, json, &config, file),
+    let loaded = load(file);
+    // Where refusals are noted is mostly known all the same.
+    let folder = match &loaded {
+        Ok(config) => Some(config.paths.state.clone()),
+        Err(_) => Config::salvaged(file).map(|config| config.paths.state),
     };
+    let done = loaded.and_then(|config| {
+        config.log.start();
+        let bundle = Bundle::open(&state.bundle, None)?;
+        let json = bundle.json()?;
+        let container = config.container(&json);
+        match is_request(&container, &config.request) {
+            false if cdi => Err(NoRequest.into()),
+            false => Ok(()),
+            true => give(&state, &container, &bundle, json, &config, file, began),
+        }
+    });
     let done = done.context(REFUSAL);
     if let Err(error) = &done {
+        let kind = if error.is::<NoRequest>() { Reason::Request } else { reason_of(error.as_ref()) };
         let reason = one_line(error.as_ref());
         tracing::info!(container = %state.id, reason, "lease refused");
         // crun does not pass on what a hook prints.
-        if let Ok(folder) = StateFolder::open(&config.paths.state) {
-            folder.note_refusal(&state.id, reason_of(error.as_ref()), &reason);
+        if let Some(Ok(folder)) = folder.map(|folder| StateFolder::open(&folder)) {
+            folder.note_refusal(&state.id, kind, &reason);
         }
     }
     done
@@ -75,8 +88,8 @@ fn give(
     json: Value,
     config: &Config,
     file: Option<&Path>,
+    began: Instant,
 ) -> Result<()> {
-    let began = Instant::now();
     sanitise::use_capabilities()?;
     let key = LeaseKey::new(LeaseKey::HOOK_ONLY.to_owned(), state.id.clone())?;
     let newest = Holder::this_process()?.start_time;

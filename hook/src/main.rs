@@ -14,14 +14,16 @@ mod stage;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Result;
 use args::{Call, Stage};
 
 fn main() -> ExitCode {
+    let began = Instant::now();
     gpushare_inject::outlive_file_size_limit();
     gpushare_inject::run_child(std::env::args_os().skip(1));
-    match run() {
+    match run(began) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // If stderr cannot be written to, the exit status has to do.
@@ -31,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<()> {
+fn run(began: Instant) -> Result<()> {
     if std::env::args_os().skip(1).eq(["--version"]) {
         writeln!(io::stdout(), "gpushare-hook {}", env!("CARGO_PKG_VERSION"))?;
         return Ok(());
@@ -42,7 +44,7 @@ fn run() -> Result<()> {
         (Call::Wrapper(args), Stage::Prestart) => stage::prestart(args, &state),
         (Call::Wrapper(args), Stage::Poststop) => stage::poststop(args),
         (Call::HookOnly { config, cdi, .. }, Stage::Prestart) => {
-            hook_only::create(&state, config.as_deref(), *cdi)
+            hook_only::create(&state, config.as_deref(), *cdi, began)
         }
         (Call::HookOnly { config, .. }, Stage::Poststop) => hook_only::poststop(&state, config.as_deref()),
     }

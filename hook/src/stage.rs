@@ -1,7 +1,7 @@
 //! What the wrapper's two hooks do with the lease.
 
 use anyhow::{Context, Result, bail};
-use gpushare_inject::{Region, give_back_ended, open_measured};
+use gpushare_inject::{Region, give_back_ended, one_line, open_measured};
 use gpushare_quota::{Holder, Reason, StateFolder};
 use oci_spec::runtime::State;
 
@@ -13,6 +13,17 @@ use crate::sanitise;
 /// # Errors
 /// When the state is another container's, or the lease is gone. The container must not start without one.
 pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
+    let done = hand_over(args, state);
+    if let Err(error) = &done {
+        // crun does not pass on what a hook prints.
+        if let Ok(folder) = StateFolder::open(&args.state) {
+            folder.note_refusal(&args.key.container, Reason::Node, &one_line(error.as_ref()));
+        }
+    }
+    done
+}
+
+fn hand_over(args: &Args, state: &[u8]) -> Result<()> {
     let container = &args.key.container;
     let state: State = serde_json::from_slice(state).context("the runtime handed over no container state")?;
     if state.id() != container {
@@ -26,18 +37,12 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     let folder = StateFolder::open(&args.state)?;
     let store = open_measured(&folder)?;
     if !store.activate(args.lease, &args.key, &holder)? {
-        let reason = format!("container {container} holds no share (any more); start it anew");
-        // crun does not pass on what a hook prints.
-        folder.note_refusal(container, Reason::Node, &reason);
-        bail!(reason);
+        bail!("container {container} holds no share (any more); start it anew");
     }
     if let Some(limiter) = &args.limiter {
         args.log.start();
         let set = || limiter.limit(&store, args.lease, &args.key, &holder);
-        if let Err(error) = sanitise::use_capabilities().and_then(|()| Ok(set()?)) {
-            folder.note_refusal(container, Reason::Node, &gpushare_inject::one_line(error.as_ref()));
-            return Err(error);
-        }
+        sanitise::use_capabilities().and_then(|()| Ok(set()?))?;
     }
     // While it stays, each new container copies one mount more; `delete` takes it away at the latest.
     let region = Region::of(folder.path(), args.lease);

@@ -33,6 +33,7 @@ use crate::node_facts::{self, NodeFactsError};
 use crate::plan::{Plan, PlanError};
 use crate::plan_parts::PlanParts;
 use crate::pod;
+use crate::reason::of_grant;
 use crate::region::{Region, RegionError};
 use crate::requirement::{Offer, RequirementError, Requirements};
 use crate::rights;
@@ -128,6 +129,8 @@ pub enum GrantError {
     /// The request failed on a node with GPUs out of service: it may be one of these that it wants.
     #[error("{why}; {sick}")]
     OutOfService {
+        /// The kind of that error.
+        reason: Reason,
         /// The error as on a node without such GPUs.
         why: String,
         /// Each GPU that is out of service, with its cause.
@@ -162,33 +165,6 @@ pub enum GrantError {
     /// The region's two files cannot be made.
     #[error(transparent)]
     Region(#[from] RegionError),
-}
-
-impl GrantError {
-    /// Its kind.
-    pub fn reason(&self) -> Reason {
-        match self {
-            Self::Privileged | Self::Right { .. } | Self::HostMounts => Reason::Rules,
-            Self::Loader { .. }
-            | Self::Claim(_)
-            | Self::Allocation(_)
-            | Self::Interceptor { .. }
-            | Self::Request(_)
-            | Self::Mps(_) => Reason::Request,
-            Self::Image(_) | Self::Requirement(_) => Reason::Image,
-            Self::Reserve(why) | Self::Held { why, .. } => why.reason(),
-            Self::State(_)
-            | Self::Node(_)
-            | Self::NodeFacts(_)
-            | Self::Store(_)
-            | Self::Holder(_)
-            | Self::OutOfService { .. }
-            | Self::File(_)
-            | Self::DriverLimit(_)
-            | Self::Plan(_)
-            | Self::Region(_) => Reason::Node,
-        }
-    }
 }
 
 /// Reserves what a container asks for, makes its plan, and calls `apply` to put the plan into the container.
@@ -291,9 +267,7 @@ impl<'a> Facts<'a> {
         if is_limited && programs.driver_limits == DriverLimits::Required {
             DriverLimiter::available(&node.driver.version)?;
         }
-        if request.mode == Mode::Mps {
-            mps::admit(&requester.json, &state)?;
-        }
+        admit_mode(&requester.json, &request, &state)?;
         tell(requester.key, &request);
         clear(&mut requester.json, &request, requester.is_read)?;
         if !requester.is_read {
@@ -399,6 +373,17 @@ fn tell(key: &LeaseKey, request: &Request) {
     }
 }
 
+/// Refuses a container whose mode it cannot have on this node, before anything is reserved for it.
+///
+/// # Errors
+/// When it asks for MPS, and nobody serves that or it could never be a client.
+pub fn admit_mode(json: &Value, request: &Request, state: &StateFolder) -> Result<(), GrantError> {
+    if request.mode == Mode::Mps {
+        mps::admit(json, state)?;
+    }
+    Ok(())
+}
+
 /// Less memory than this seldom holds a CUDA context and a program: the context alone takes some hundred MiB,
 /// by GPU and driver.
 const LITTLE: DeviceMemory = DeviceMemory::from_bytes(512 << 20);
@@ -468,7 +453,7 @@ pub fn beside_sick(error: GrantError, node: &Node) -> GrantError {
         return error;
     }
     let sick: Vec<String> = node.sick.iter().map(out_of_service).collect();
-    GrantError::OutOfService { why: one_line(&error), sick: sick.join("; ") }
+    GrantError::OutOfService { reason: of_grant(&error), why: one_line(&error), sick: sick.join("; ") }
 }
 
 /// Takes another system's interception library out of the bundle, if the settings say to replace it.

@@ -33,6 +33,7 @@ mod parts;
 mod plan;
 mod plan_parts;
 mod pod;
+mod reason;
 mod region;
 mod requirement;
 mod rights;
@@ -55,7 +56,7 @@ pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out
 pub use fitted::{FitError, Fitted};
 pub use give_back::{Whose, forget_ended, forget_swept, give_back, give_back_ended};
 pub use grant::{
-    GrantError, Requester, admit, beside_sick, clear, grant, known_node, open_store, too_little,
+    GrantError, Requester, admit, admit_mode, beside_sick, clear, grant, known_node, open_store, too_little,
 };
 pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same_file};
 pub use image::{Image, ImageError, RootFolder};
@@ -67,6 +68,7 @@ pub use outside_plan::OutsidePlan;
 pub use plan::{Plan, PlanError};
 pub use plan_parts::PlanParts;
 pub use pod::of as pod_of;
+pub use reason::reason_of;
 pub use region::{Measuring, Region, RegionError, UsageError};
 pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::journal::{Journal, Stamp};
+use crate::journal::Journal;
 use crate::state::StateFolder;
 
 /// Something that was done against a share, when it was first seen.
@@ -34,19 +34,12 @@ pub fn note_found(state: &Path, found: &Found) -> io::Result<()> {
 impl StateFolder {
     /// What was found, newest first.
     pub fn found(&self) -> Vec<Found> {
-        journal(self.path()).lines(|line| serde_json::from_str(line).ok())
+        journal(self.path()).lines(read)
     }
+}
 
-    /// Tells whether something was found: it changes each time.
-    pub fn found_stamp(&self) -> Option<Stamp> {
-        journal(self.path()).stamp()
-    }
-
-    /// What was found and stands behind the first `length` bytes of the notes, or in all of them where they
-    /// were begun anew.
-    pub fn found_behind(&self, length: u64) -> Vec<Found> {
-        journal(self.path()).lines_behind(length, |line| serde_json::from_str(line).ok())
-    }
+pub(crate) fn read(line: &str) -> Option<Found> {
+    serde_json::from_str(line).ok()
 }
 
 pub(crate) fn journal(state: &Path) -> Journal<'_> {

@@ -2,17 +2,14 @@
 //! there is none, in the state folder.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use nix::fcntl::OFlag;
 
 use crate::state::LASTING;
-
-/// When a line was added last, and the length of the newer file in bytes.
-pub type Stamp = (SystemTime, u64);
 
 /// The files `NAME` and `NAME.old`.
 pub(crate) struct Journal<'a> {
@@ -35,20 +32,22 @@ impl Journal<'_> {
 
     fn add_in(&self, folder: &Path, line: &str) -> io::Result<()> {
         let [path, older] = self.files(folder);
-        if fs::symlink_metadata(&path).is_ok_and(|file| file.len() > self.most) {
-            let _ = fs::rename(&path, older);
+        let mut file = open_to_add(&path)?;
+        let mut length = file.metadata()?.len();
+        if length > self.most {
+            // Who came first has renamed it, and who waited finds another file in its place.
+            file.lock()?;
+            if identity(&fs::symlink_metadata(&path)?) == identity(&file.metadata()?) {
+                let _ = fs::rename(&path, older);
+            }
+            file = open_to_add(&path)?;
+            length = file.metadata()?.len();
         }
-        let mut options = OpenOptions::new();
-        options.append(true).create(true).mode(0o600).custom_flags(FLAGS.bits());
-        let mut file = regular(options.open(path)?)?;
-        let length = file.metadata()?.len();
+        // On a full disk there may be a part of a line, to which this one would be joined.
+        let is_whole = length == 0 || ends_line(&file, length)?;
+        let begin = if is_whole { "" } else { "\n" };
         // One call for one line, so that lines of several processes do not mix.
-        let written = file.write_all(format!("{line}\n").as_bytes());
-        if written.is_err() {
-            // On a full disk there may be a part of it, to which the next line would be joined.
-            let _ = file.set_len(length);
-        }
-        written
+        file.write_all(format!("{begin}{line}\n").as_bytes())
     }
 
     /// What `read` makes of the lines, newest first. A line that it does not know is left out. What stands in
@@ -64,21 +63,6 @@ impl Journal<'_> {
             .collect()
     }
 
-    /// What `read` makes of the lines behind the first `length` bytes of the newer file, or of all where it
-    /// has fewer, oldest first.
-    pub fn lines_behind<T>(&self, length: u64, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
-        let text = self.text(&self.newest());
-        let from = usize::try_from(length).unwrap_or(usize::MAX);
-        let new = text.get(from..).unwrap_or(&text);
-        String::from_utf8_lossy(new).lines().filter_map(read).collect()
-    }
-
-    /// Changes with each line; `None` where there is none.
-    pub fn stamp(&self) -> Option<Stamp> {
-        let data = fs::symlink_metadata(self.newest()).ok()?;
-        Some((data.modified().ok()?, data.len()))
-    }
-
     /// Removes the older file if nothing was added to it since `limit`.
     pub fn forget_before(&self, limit: SystemTime) {
         let [_, older] = self.files(&self.lasting().unwrap_or_else(|| self.state.into()));
@@ -90,17 +74,7 @@ impl Journal<'_> {
 
     /// The file's bytes, as far as files of this journal grow; none where it is no regular file.
     fn text(&self, path: &Path) -> Vec<u8> {
-        let file = OpenOptions::new().read(true).custom_flags(FLAGS.bits()).open(path).and_then(regular);
-        let mut text = Vec::new();
-        if let Ok(file) = file {
-            let _ = file.take(2 * self.most + LONGEST).read_to_end(&mut text);
-        }
-        text
-    }
-
-    fn newest(&self) -> PathBuf {
-        let [newest, _] = self.files(&self.lasting().unwrap_or_else(|| self.state.into()));
-        newest
+        open_to_read(path).map_or_else(|_| Vec::new(), |file| read_from(&file, 0, 2 * self.most + LONGEST))
     }
 
     fn files(&self, folder: &Path) -> [PathBuf; 2] {
@@ -116,6 +90,108 @@ impl Journal<'_> {
 const LONGEST: u64 = 1 << 20;
 /// Neither a link is followed nor a pipe waited for.
 const FLAGS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK);
+
+fn open_to_add(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    // It is read for its last byte alone.
+    options.read(true).append(true).create(true).mode(0o600).custom_flags(FLAGS.bits());
+    regular(options.open(path)?)
+}
+
+fn ends_line(file: &File, length: u64) -> io::Result<bool> {
+    let mut last = [0];
+    // It may have grown meanwhile, which ends a line.
+    file.read_exact_at(&mut last, length - 1)?;
+    Ok(last == *b"\n")
+}
+
+/// Device and inode.
+fn identity(data: &fs::Metadata) -> (u64, u64) {
+    (data.dev(), data.ino())
+}
+
+/// Reads what is added to a journal from now on, each line once, over rotations and wherever it is added.
+#[derive(Debug, Default)]
+pub(crate) struct Follower {
+    /// In the state folder, and in the one that lasts.
+    places: [Place; 2],
+}
+
+/// How far one folder's file was read.
+#[derive(Debug, Default)]
+struct Place {
+    /// The file's identity; `None` while there was never one.
+    file: Option<(u64, u64)>,
+    /// How many of its bytes were read.
+    read: u64,
+}
+
+impl Follower {
+    /// Begins at the present end.
+    pub fn of(journal: &Journal<'_>) -> Self {
+        let mut follower = Self::default();
+        follower.lines(journal, |_| Some(()));
+        follower
+    }
+
+    /// What `read` makes of the lines that were added since the last call, oldest first.
+    pub fn lines<T>(&mut self, journal: &Journal<'_>, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
+        let folders = [Some(journal.state.to_path_buf()), journal.lasting()];
+        let mut all = Vec::new();
+        for (place, folder) in self.places.iter_mut().zip(folders) {
+            let Some(folder) = folder else { continue };
+            let text = place.new_text(&journal.files(&folder), 2 * journal.most + LONGEST);
+            all.extend(String::from_utf8_lossy(&text).lines().filter_map(&read));
+        }
+        all
+    }
+}
+
+impl Place {
+    /// Whole lines that were not read yet, of at most `most` bytes. A file that took the place of a known one by
+    /// another way than rotation is not new, only unknown: it is read from its present end.
+    fn new_text(&mut self, [path, older]: &[PathBuf; 2], most: u64) -> Vec<u8> {
+        let Ok(file) = open_to_read(path) else { return Vec::new() };
+        let Ok(data) = file.metadata() else { return Vec::new() };
+        let mut text = Vec::new();
+        match self.file {
+            Some(known) if known == identity(&data) => {}
+            Some(known) => {
+                let rotated = open_to_read(older)
+                    .ok()
+                    .filter(|older| older.metadata().is_ok_and(|data| identity(&data) == known));
+                match rotated {
+                    Some(older) => {
+                        text = read_from(&older, self.read, most);
+                        self.read = 0;
+                    }
+                    None => self.read = data.len(),
+                }
+            }
+            None => self.read = 0,
+        }
+        self.file = Some(identity(&data));
+        // Cut by hand.
+        self.read = self.read.min(data.len());
+        let mut new = read_from(&file, self.read, most);
+        new.truncate(new.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
+        self.read += new.len() as u64;
+        text.extend(new);
+        text
+    }
+}
+
+fn open_to_read(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(FLAGS.bits()).open(path).and_then(regular)
+}
+
+fn read_from(file: &File, from: u64, most: u64) -> Vec<u8> {
+    let mut text = Vec::new();
+    let mut file = file;
+    // What cannot be read now is read by the next call.
+    let _ = file.seek(SeekFrom::Start(from)).and_then(|_| file.take(most).read_to_end(&mut text));
+    text
+}
 
 fn regular(file: File) -> io::Result<File> {
     let is_one = file.metadata()?.is_file();
@@ -163,20 +239,64 @@ mod tests {
         assert!(!state.path().join(LASTING).exists(), "a link may lead anywhere later");
     }
 
+    fn state(root: &Path) -> StateFolder {
+        StateFolder::open(&root.join("state")).unwrap()
+    }
+
     #[test]
-    fn new_lines_are_counted_also_in_a_file_that_was_begun_anew() {
+    fn each_new_line_is_followed_once_over_rotations_and_changes_of_the_folder() {
         let root = tempfile::tempdir().unwrap();
-        let state = StateFolder::open(&root.path().join("state")).unwrap();
-        let length = |journal: &Journal| journal.stamp().map_or(0, |(_, length)| length);
+        let state = state(root.path());
+        let lasting = root.path().join("lasting");
+        state.keep_history_in(&lasting);
         let journal = journal(&state);
-        let behind = |length: u64| journal.lines_behind(length, |_| Some(())).len();
-        (0..3).for_each(|_| journal.add("a line").unwrap());
-        let before = length(&journal);
-        assert_eq!(behind(0), 3);
-        (0..2).for_each(|_| journal.add("the same").unwrap());
-        assert_eq!(behind(before), 2);
-        journal.add(&"x".repeat(1000)).unwrap();
-        journal.add("anew").unwrap();
-        assert_eq!(behind(2000), 1);
+        journal.add("before").unwrap();
+        let mut follower = Follower::of(&journal);
+        let mut new = || follower.lines(&journal, |line| Some(line.to_owned()));
+        assert_eq!(new(), [""; 0]);
+        let long = "x".repeat(600);
+        ["a", &long, &long, "b", "c"].into_iter().for_each(|line| journal.add(line).unwrap());
+        assert!(lasting.join("lines.old").exists(), "it was rotated meanwhile");
+        assert_eq!(new(), ["a", &long, &long, "b", "c"]);
+        assert_eq!(new(), [""; 0]);
+        // The folder goes and comes back: nothing in it is new. Meanwhile lines go to the state folder.
+        let away = root.path().join("away");
+        fs::rename(&lasting, &away).unwrap();
+        journal.add("elsewhere").unwrap();
+        assert_eq!(new(), ["elsewhere"]);
+        fs::rename(&away, &lasting).unwrap();
+        assert_eq!(new(), [""; 0]);
+        journal.add("d").unwrap();
+        assert_eq!(new(), ["d"]);
+        // A copy from elsewhere is not what happened just now.
+        fs::copy(lasting.join("lines.old"), lasting.join("copy")).unwrap();
+        fs::rename(lasting.join("copy"), lasting.join("lines")).unwrap();
+        assert_eq!(new(), [""; 0]);
+        journal.add("e").unwrap();
+        assert_eq!(new(), ["e"]);
+    }
+
+    #[test]
+    fn a_cut_line_takes_no_other_with_it() {
+        let root = tempfile::tempdir().unwrap();
+        let state = state(root.path());
+        journal(&state).add("whole").unwrap();
+        fs::write(state.path().join("lines"), "whole\ncut of").unwrap();
+        journal(&state).add("next").unwrap();
+        assert_eq!(lines(&state), ["next", "cut of", "whole"]);
+    }
+
+    #[test]
+    fn writers_that_rotate_at_once_lose_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let state = state(root.path());
+        let path = state.path().join("lines");
+        for _ in 0..50 {
+            fs::write(&path, format!("{}\n", "x".repeat(1001))).unwrap();
+            std::thread::scope(|scope| {
+                (0..4).for_each(|_| drop(scope.spawn(|| journal(&state).add("new").unwrap())));
+            });
+            assert!(fs::metadata(path.with_extension("old")).unwrap().len() > 1000);
+        }
     }
 }

@@ -23,6 +23,7 @@ mod lease;
 mod ledger;
 mod lock_holder;
 mod made;
+mod news;
 mod pid_namespace;
 mod place;
 mod pod;
@@ -42,13 +43,13 @@ pub use enforcement::{Company, Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
 pub use found::{Found, note_found};
 pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};
-pub use journal::Stamp;
 pub use lease::{
     BadContainerId, Elastic, Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason,
     Used,
 };
 pub use ledger::Entry;
 pub use made::note_made;
+pub use news::{Following, News};
 pub use pid_namespace::PidNamespace;
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use pod::{Pod, PodContainer, words};

@@ -1,6 +1,8 @@
 //! Notes of the latest refusals, since an engine may not show why a container did not start.
 
-use crate::journal::{Journal, Stamp};
+use std::path::Path;
+
+use crate::journal::Journal;
 use crate::lease::now;
 use crate::state::StateFolder;
 
@@ -62,31 +64,20 @@ impl StateFolder {
             text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
         };
         let (at, container, reason) = (now(), plain(container), plain(reason));
-        let _ = self.refused_journal().add(&format!("{at}\t{container}\t{reason}\t{}", kind.name()));
+        let _ = journal(self.path()).add(&format!("{at}\t{container}\t{reason}\t{}", kind.name()));
     }
 
     /// The latest refusals, newest first.
     pub fn refusals(&self) -> Vec<Refused> {
-        self.refused_journal().lines(refused)
-    }
-
-    /// Tells whether there were new refusals: it changes with each.
-    pub fn refusals_stamp(&self) -> Option<Stamp> {
-        self.refused_journal().stamp()
-    }
-
-    /// The refusals that stand behind the first `length` bytes of the newer file, or in all of it where that
-    /// was begun anew.
-    pub fn refusals_behind(&self, length: u64) -> Vec<Refused> {
-        self.refused_journal().lines_behind(length, refused)
-    }
-
-    pub(crate) fn refused_journal(&self) -> Journal<'_> {
-        Journal { state: self.path(), name: "refusals", most: 2 << 20, lasts: true }
+        journal(self.path()).lines(read)
     }
 }
 
-fn refused(line: &str) -> Option<Refused> {
+pub(crate) fn journal(state: &Path) -> Journal<'_> {
+    Journal { state, name: "refusals", most: 2 << 20, lasts: true }
+}
+
+pub(crate) fn read(line: &str) -> Option<Refused> {
     let mut parts = line.splitn(4, '\t');
     let at = parts.next()?.parse().ok()?;
     let (container, reason) = (parts.next()?.to_owned(), parts.next()?.to_owned());
@@ -100,10 +91,10 @@ mod tests {
 
     #[test]
     fn a_note_of_a_version_that_told_no_kind_is_read() {
-        let told = refused("17\tweb\tno room");
+        let told = read("17\tweb\tno room");
         let want = Refused { container: "web".to_owned(), at: 17, reason: "no room".to_owned(), kind: None };
         assert_eq!(told, Some(want.clone()));
-        assert_eq!(refused("17\tweb\tno room\troom"), Some(Refused { kind: Some(Reason::Room), ..want }));
+        assert_eq!(read("17\tweb\tno room\troom"), Some(Refused { kind: Some(Reason::Room), ..want }));
     }
 
     #[test]

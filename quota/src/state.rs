@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use nix::fcntl::OFlag;
 use nix::sys::statfs::fstatfs;
 
-use crate::{ended, found};
+use crate::{ended, found, refusals};
 
 /// The folder in the state folder that has one entry for each lease, named by the lease's id. Whoever makes a
 /// lease makes the entry before the container starts. A new store is made only where there is no entry.
@@ -141,7 +141,7 @@ impl StateFolder {
 
     /// Forgets what the history has from before `limit`, as far as it lies in files of their own.
     pub fn forget_history_before(&self, limit: SystemTime) {
-        self.refused_journal().forget_before(limit);
+        refusals::journal(&self.0).forget_before(limit);
         ended::journal(&self.0).forget_before(limit);
         found::journal(&self.0).forget_before(limit);
     }

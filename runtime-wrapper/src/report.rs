@@ -13,11 +13,11 @@ use serde_json::json;
 
 use crate::args::{Args, Command};
 
-/// Reports the error to the engine, and to gpushare's own log and history if it refused a `create`. A log
+/// Reports the error to the engine, and to gpushare's own log and history if it refused a container. A log
 /// that cannot be written is ignored.
 pub fn failure(args: &Args, error: &anyhow::Error) {
     let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
-    if matches!(args.command, Command::Create | Command::Run) {
+    if matches!(args.command, Command::Create | Command::Run | Command::Restore) {
         tracing::info!(container = args.id.as_deref(), reason = %text, "lease refused");
         note(args, reason_of(error.as_ref()), &text);
     }

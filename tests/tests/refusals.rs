@@ -4,10 +4,11 @@
 use std::fs;
 use std::path::Path;
 
+use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::leases::{cli, leases};
+use gpushare_tests::leases::{cli, leases, told};
 use gpushare_tests::needs::{Need, met};
-use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
@@ -319,4 +320,49 @@ fn a_container_that_the_low_level_runtime_refuses_keeps_no_lease() {
 
 fn write(path: &Path, text: &str) {
     fs::write(path, text).expect("a file of the test can be written");
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: would run containers"]
+fn each_refusal_is_noted_by_its_kind_also_beside_a_gpu_out_of_service() {
+    if !met(NEEDS) || !met(&[Need::Crun]) {
+        return;
+    }
+    let node = SimulatedNode::with(2, MODEL, "80GiB", &[]);
+    let runtime_of = |name: &str, more: &str| {
+        let settings = format!("{}\n{more}\n", LowLevel::Runc.settings());
+        Runtime::with_config(LowLevel::Runc, &node.config_with(name, &settings))
+    };
+    let (plain, strict) = (runtime_of("plain", ""), runtime_of("strict", "[request]\nstrict = true"));
+    let asks = |memory: &str| Bundle::small().env("GPUSHARE_MEMORY", memory);
+    let holder = asks("60GiB").env("GPUSHARE_DEVICES", "0");
+    let _holder = plain.run(&holder);
+    let on_first = || asks("60GiB").env("GPUSHARE_DEVICES", "0");
+    let noted = |bundle: &Bundle| {
+        let history = told(node.config(), &["history", "--json"]);
+        let all = history["refusals"].as_array().expect("a list").clone();
+        let of_it = |one: &&Value| one["id"] == bundle.id();
+        all.iter().find(of_it).map(|one| one["kind"].as_str().unwrap_or_default().to_owned())
+    };
+    for state in ["well", "a GPU is out of service"] {
+        for (runtime, bundle, want) in [
+            (&plain, asks("much"), "request"),
+            (&plain, asks("900GiB"), "request"),
+            (&plain, on_first(), "room"),
+            (&plain, asks("1GiB").env("NVIDIA_REQUIRE_CUDA", "cuda>=99.0"), "image"),
+            (&plain, asks("1GiB").env("GPUSHARE_MODE", "mps"), "rules"),
+            (&strict, asks("1GiB"), "rules"),
+        ] {
+            let refusal =
+                runtime.create(&bundle).err().unwrap_or_else(|| panic!("{state}: {want} was created"));
+            assert_eq!(noted(&bundle).as_deref(), Some(want), "{state}: {refusal:?}");
+        }
+        fs::rename(node.root().join("dev/nvidia1"), node.root().join("dev/away1")).ok();
+    }
+    // A hook that cannot even read its settings.
+    let wrong = node.config_with("wrong", "[quota]\nmemory = 4");
+    let flags = ["createRuntime", "--config", &wrong.to_string_lossy()];
+    let hooked = asks("1GiB").hook("createRuntime", &artifacts::hook(), &flags);
+    assert!(Runtime::bare(LowLevel::Crun).create(&hooked).is_err());
+    assert_eq!(noted(&hooked).as_deref(), Some("settings"));
 }
