@@ -1,12 +1,58 @@
-//! `gpushare config check` and `show`.
+//! `gpushare config`: the settings as they are in force, one by one or all, and changes of the settings file that
+//! keep every comment in it.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
-use anyhow::Result;
-use gpushare_config::Config;
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
+use toml::{Table, Value};
+use toml_edit::{DocumentMut, Item, TableLike};
+
+use crate::failure::Failure;
+use crate::file::{self, FileChange};
+use crate::table;
+
+/// What to do about the settings.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Tells whether the settings are without mistakes.
+    Check,
+    /// Prints the settings in force.
+    Show,
+    /// Prints one setting as it is in force.
+    Get {
+        /// Its section and key, as quota.reserve.
+        key: String,
+    },
+    /// Changes one setting in the settings file; what is wrong with it is told, and nothing is written then.
+    Set {
+        /// Its section and key, as quota.reserve.
+        key: String,
+        /// The value, as 2GiB, 100, true, or a list as '["a", "b"]'.
+        value: String,
+    },
+    /// Takes one setting out of the settings file, so that it is as shipped.
+    Unset {
+        /// Its section and key, as quota.reserve.
+        key: String,
+    },
+}
+
+/// Runs the command.
+pub fn config(command: &Command) -> Result<()> {
+    match command {
+        Command::Check => check(),
+        Command::Show => Ok(write!(io::stdout().lock(), "{}", Config::show()?)?),
+        Command::Get { key } => get(key),
+        Command::Set { key, value } => change(key, Some(value)),
+        Command::Unset { key } => change(key, None),
+    }
+}
 
 /// Reads all settings and names the files they came from.
-pub fn check() -> Result<()> {
+fn check() -> Result<()> {
     Config::load()?;
     let files = Config::files()?;
     let mut out = io::stdout().lock();
@@ -19,7 +65,200 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Prints the settings in force.
-pub fn show() -> Result<()> {
-    Ok(write!(io::stdout().lock(), "{}", Config::show()?)?)
+fn get(key: &str) -> Result<()> {
+    known(key)?;
+    let all: Table = toml::from_str(&Config::show()?).context("the settings cannot be read back")?;
+    let value = at(&all, key).context("the setting is not shown")?;
+    Ok(table::line(&match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    })?)
+}
+
+/// Writes `value` at `key`, or takes the key out.
+fn change(key: &str, value: Option<&str>) -> Result<()> {
+    let shipped = known(key)?;
+    let wanted = value.map(|value| parsed(key, value, &shipped)).transpose()?;
+    let path = settings_file();
+    let path = file::resolve(&path)?;
+    let before = file::read(&path)?;
+    let text = before.clone().unwrap_or_default();
+    let after =
+        edited(&text, key, wanted.as_ref()).with_context(|| format!("{} is not TOML", path.display()))?;
+    let in_force = Config::tried(&path, &after)?;
+    let want = wanted.as_ref().unwrap_or(&shipped);
+    if at(&in_force, key) != Some(want) {
+        let other = Config::origin(key)?.map(|(path, line)| format!("{}:{line}", path.display()));
+        let other = other.unwrap_or_else(|| "another file".to_owned());
+        return Err(Failure::refused(format!("{other} sets {key} and wins: change it there")).into());
+    }
+    let is_new = before.as_deref() != Some(&after) && !(before.is_none() && after.is_empty());
+    if is_new {
+        file::apply(&[FileChange { path: path.clone(), before, after: Some(after) }])?;
+    }
+    let state = if is_new { "is now" } else { "is already" };
+    Ok(table::line(&format!("{key} {state} {want} ({})", path.display()))?)
+}
+
+/// The file that is changed: the one that the environment names, else the node's.
+fn settings_file() -> PathBuf {
+    let named = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
+    named.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from)
+}
+
+/// The shipped value of a key that there is.
+fn known(key: &str) -> Result<Value> {
+    let shipped = Config::shipped()?;
+    match at(&shipped, key) {
+        Some(Value::Table(_)) => Err(Failure::not_found(format!(
+            "{key} is a section: name a key of it, as {}",
+            first(&shipped, key)
+        ))
+        .into()),
+        Some(value) => Ok(value.clone()),
+        None => {
+            let near =
+                keys(&shipped).into_iter().filter(|known| known.ends_with(key) || known.contains(last(key)));
+            let near: Vec<String> = near.take(3).collect();
+            let meant = if near.is_empty() {
+                String::new()
+            } else {
+                format!("; did you mean {}?", near.join(" or "))
+            };
+            Err(Failure::not_found(format!("there is no setting {key:?} (`gpushare config show`){meant}"))
+                .into())
+        }
+    }
+}
+
+fn last(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or(key)
+}
+
+fn first(shipped: &Table, section: &str) -> String {
+    let begin = format!("{section}.");
+    keys(shipped).into_iter().find(|key| key.starts_with(&begin)).unwrap_or_default()
+}
+
+/// All keys with their sections.
+fn keys(table: &Table) -> Vec<String> {
+    let below = |(name, value): (&String, &Value)| match value {
+        Value::Table(inner) => keys(inner).into_iter().map(|key| format!("{name}.{key}")).collect(),
+        _ => vec![name.clone()],
+    };
+    table.iter().flat_map(below).collect()
+}
+
+/// The value at a path of names with dots between them.
+fn at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        Some((section, rest)) => at(table.get(section)?.as_table()?, rest),
+        None => table.get(key),
+    }
+}
+
+/// What a word of the command line means for a setting of this kind. Text needs no quotes.
+fn parsed(key: &str, word: &str, shipped: &Value) -> Result<Value> {
+    let value =
+        toml::from_str::<Table>(&format!("value = {word}")).ok().and_then(|mut one| one.remove("value"));
+    let kind = match shipped {
+        Value::String(_) => "text",
+        Value::Integer(_) => "a number",
+        Value::Boolean(_) => "true or false",
+        Value::Array(_) => "a list, as '[\"a\", \"b\"]'",
+        _ => "another kind of value",
+    };
+    match (value, shipped) {
+        (Some(value), shipped) if value.same_type(shipped) => Ok(value),
+        (_, Value::String(_)) => Ok(Value::String(word.to_owned())),
+        _ => Err(Failure::usage(format!("{key} is {kind}, and {word:?} is none")).into()),
+    }
+}
+
+/// `text` with `value` at `key`, or without the key. Everything else stays byte by byte.
+fn edited(text: &str, key: &str, value: Option<&Value>) -> Result<String> {
+    let mut document: DocumentMut = text.parse()?;
+    let (sections, name) = key.rsplit_once('.').unwrap_or(("", key));
+    let mut place: &mut dyn TableLike = document.as_table_mut();
+    for section in sections.split('.').filter(|section| !section.is_empty()) {
+        if place.get(section).is_none() {
+            if value.is_none() {
+                return Ok(text.to_owned());
+            }
+            let mut table = toml_edit::Table::new();
+            // A section of sections has no header of its own.
+            table.set_implicit(section != last(sections));
+            place.insert(section, Item::Table(table));
+        }
+        let found = place.get_mut(section).and_then(Item::as_table_like_mut);
+        place = found.with_context(|| format!("{section} is no section there"))?;
+    }
+    match (value, place.get_mut(name)) {
+        (None, _) => {
+            place.remove(name);
+        }
+        (Some(value), Some(Item::Value(old))) => {
+            let mut new: toml_edit::Value = value.to_string().parse()?;
+            // What is said about it in its line stays.
+            *new.decor_mut() = old.decor().clone();
+            *old = new;
+        }
+        (Some(value), _) => {
+            place.insert(name, Item::Value(value.to_string().parse()?));
+        }
+    }
+    Ok(document.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_changed_where_it_stands_and_nothing_else_is() {
+        let text = "# ours\n[quota]\n# not much\nreserve = \"1GiB\" # for X\n\n[log]\nlevel = \"info\"\n";
+        let value = Value::String("2GiB".to_owned());
+        let set = |key: &str| edited(text, key, Some(&value)).unwrap();
+        assert_eq!(set("quota.reserve"), text.replace("1GiB", "2GiB"));
+        assert_eq!(
+            edited(text, "quota.reserve", None).unwrap(),
+            text.replace("# not much\nreserve = \"1GiB\" # for X\n", "")
+        );
+        assert_eq!(set("quota.host_memory"), text.replace("for X\n", "for X\nhost_memory = \"2GiB\"\n"));
+        assert_eq!(set("dialects.aliyun.unit"), format!("{text}\n[dialects.aliyun]\nunit = \"2GiB\"\n"));
+        assert_eq!(edited("", "quota.reserve", Some(&value)).unwrap(), "[quota]\nreserve = \"2GiB\"\n");
+        assert_eq!(edited(text, "meter.xids", None).unwrap(), text);
+        assert!(edited("quota = 4\n", "quota.reserve", Some(&value)).is_err());
+    }
+
+    #[test]
+    fn a_word_means_what_the_setting_takes() {
+        let of =
+            |key: &str, word: &str| parsed(key, word, &known(key).unwrap()).map(|value| value.to_string());
+        for (key, word, want) in [
+            ("quota.reserve", "2GiB", "\"2GiB\""),
+            ("quota.reserve", "", "\"\""),
+            ("quota.reserve", "\"2GiB\"", "\"2GiB\""),
+            ("log.level", "true", "\"true\""),
+            ("quota.replicas", "4", "4"),
+            ("request.strict", "true", "true"),
+            ("meter.xids", "[79]", "[79]"),
+        ] {
+            assert_eq!(of(key, word).unwrap(), want, "{key} {word}");
+        }
+        for (key, word) in [
+            ("quota.replicas", "four"),
+            ("request.strict", "1"),
+            ("meter.xids", "79"),
+            ("quota.replicas", ""),
+        ] {
+            assert!(of(key, word).is_err(), "{key} {word}");
+        }
+        for (key, word) in
+            [("reserve", "quota.reserve"), ("quota.reserv", ""), ("quota", "as quota."), ("", "")]
+        {
+            let error = known(key).unwrap_err().to_string();
+            assert!(error.contains(word), "{key}: {error}");
+        }
+    }
 }

@@ -1,7 +1,9 @@
 //! `gpushare doctor`: what is wrong with this node, in the order in which a container would meet it.
 
+mod report;
 mod runc;
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -16,7 +18,7 @@ use serde::Serialize;
 
 use self::runc::Runc;
 use crate::violation::{self, Kind, Violation};
-use crate::{answer, configure, inventory, lock, meter, node, system, table};
+use crate::{Output, answer, configure, inventory, lock, meter, node, system, table};
 
 /// The systemd timer that runs `gpushare sweep` every minute.
 const SWEEP_TIMER: &str = "gpushare-sweep.timer";
@@ -61,10 +63,24 @@ struct Finding {
     text: String,
 }
 
+/// How to tell what was found.
+#[derive(clap::Args)]
+pub struct Doctor {
+    /// Print all that a bug report needs, without the names of containers.
+    #[arg(long, conflicts_with = "json")]
+    report: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
 /// Runs all checks and prints them. The exit code is a failure if one of them is.
-pub fn doctor(as_json: bool) -> Result<ExitCode> {
+pub fn doctor(asked: &Doctor) -> Result<ExitCode> {
+    if asked.report {
+        io::stdout().write_all(report::report()?.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let findings = examine();
-    if as_json {
+    if asked.output.json {
         let told = |finding: &Finding| ToldFinding {
             check: finding.check,
             verdict: finding.verdict.name().to_lowercase(),
@@ -202,7 +218,15 @@ fn driver(config: &Config) -> Vec<Finding> {
     let faults = Faults::load(&config.paths.state);
     let node = match Node::open(&config.roots).and_then(|node| node.without_faulty(&faults)) {
         Ok(node) => node,
-        Err(error) => return vec![failure("driver", one_line(&error))],
+        Err(error) => {
+            let has_driver = config.roots.proc.join("proc/driver/nvidia").exists();
+            let hint =
+                "; without a GPU, `gpushare-simulator create DIR` makes a simulated one (docs/node.md)";
+            return vec![failure(
+                "driver",
+                format!("{}{}", one_line(&error), if has_driver { "" } else { hint }),
+            )];
+        }
     };
     let mut findings =
         vec![ok("driver", format!("version {}, {} GPU(s)", node.driver.version, node.gpus.len()))];

@@ -51,6 +51,11 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// The command line cannot be understood.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Usage, message: message.into() }
+    }
+
     /// What was named is not there, or several fit.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self { kind: Kind::NotFound, message: message.into() }

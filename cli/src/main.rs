@@ -32,6 +32,7 @@ mod page;
 mod pages;
 mod plan;
 mod ps;
+mod run;
 mod serve;
 mod system;
 mod table;
@@ -135,11 +136,13 @@ enum Command {
     System(system::System),
     /// The settings.
     #[command(subcommand)]
-    Config(ConfigCommand),
+    Config(config::Command),
     /// Tells an engine of the runtime: docker, containerd, crio or podman; or takes it out again (--remove).
     Configure(configure::Configure),
     /// What is wrong with this node, and what to do.
-    Doctor(Output),
+    Doctor(doctor::Doctor),
+    /// Starts a container with a share, by docker or podman: `gpushare run --memory 4GiB --rm IMAGE`.
+    Run(run::Run),
     /// Two containers share one GPU (a simulated one where there is none): a tour in a minute.
     Demo {
         /// An nvidia-smi to run inside the containers on a simulated node.
@@ -163,14 +166,6 @@ enum Command {
 enum Inventory {
     /// Asks NVML for the GPUs' memory sizes, kept for this boot, and fits our libraries to the driver.
     Refresh,
-}
-
-#[derive(Subcommand)]
-enum ConfigCommand {
-    /// Tells whether the settings are without mistakes.
-    Check,
-    /// Prints the settings in force.
-    Show,
 }
 
 /// How answers are printed.
@@ -221,10 +216,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Inventory(Inventory::Refresh) => inventory::refresh()?,
         Command::Cdi(cdi) => cdi::cdi(&cdi)?,
         Command::System(system) => return system::system(&system),
-        Command::Config(ConfigCommand::Check) => config::check()?,
-        Command::Config(ConfigCommand::Show) => config::show()?,
+        Command::Config(asked) => config::config(&asked)?,
         Command::Configure(asked) => configure::configure(&asked)?,
-        Command::Doctor(output) => return doctor::doctor(output.json),
+        Command::Doctor(asked) => return doctor::doctor(&asked),
+        Command::Run(asked) => run::run(&asked)?,
         Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
         Command::Completion { shell } => pages::completion(shell, Cli::command())?,
         Command::Pages { share } => pages::write(&share, Cli::command())?,
@@ -240,6 +235,7 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
         Command::Config(_)
         | Command::Configure(_)
         | Command::Doctor(_)
+        | Command::Run(_)
         | Command::Completion { .. }
         | Command::Pages { .. } => return None,
         Command::Devices { .. }

@@ -175,9 +175,32 @@ fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
 }
 
 pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
-    let shipped =
-        toml::from_str(SHIPPED).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))?;
-    Ok(toml::to_string_pretty(&over(shipped, files)?).unwrap_or_else(|error| format!("# {error}\n")))
+    Ok(toml::to_string_pretty(&over(shipped()?, files)?).unwrap_or_else(|error| format!("# {error}\n")))
+}
+
+/// What would be in force if `text` stood in the file `path`, which may not be there yet.
+pub(crate) fn tried(files: &[PathBuf], path: &Path, text: &str, base: &Path) -> Result<Table, ConfigError> {
+    let mut files = files.to_vec();
+    // The settings file comes before its drop-ins.
+    if !files.iter().any(|file| file == path) {
+        files.insert(0, path.to_path_buf());
+    }
+    let text_of = |file: &Path| if file == path { Ok(text.to_owned()) } else { read(file) };
+    let merged = over_by(shipped()?, &files, text_of)?;
+    let all = File::deserialize(merged.clone());
+    let all = all.map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))?;
+    all.into_config(base).map_err(|error| located(error, &files))?;
+    Ok(merged)
+}
+
+/// The settings as shipped.
+pub(crate) fn shipped() -> Result<Table, ConfigError> {
+    toml::from_str(SHIPPED).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
+}
+
+/// The last of `files` that sets `key`, and the line.
+pub(crate) fn origin(files: &[PathBuf], key: &str) -> Option<(PathBuf, usize)> {
+    files.iter().rev().find_map(|path| Some((path.clone(), line_of(&read(path).ok()?, key)?)))
 }
 
 /// The shipped settings with `text` laid over them; `name` stands for the text in messages.
@@ -188,7 +211,15 @@ pub(crate) fn merge_text(name: &Path, text: &str) -> Result<File, ConfigError> {
 const SHIPPED_NAME: &str = "gpushare.toml (shipped)";
 
 /// Checks each of `files` and lays it over `base`.
-fn over(mut base: Table, files: &[PathBuf]) -> Result<Table, ConfigError> {
+fn over(base: Table, files: &[PathBuf]) -> Result<Table, ConfigError> {
+    over_by(base, files, read)
+}
+
+fn over_by(
+    mut base: Table,
+    files: &[PathBuf],
+    read: impl Fn(&Path) -> Result<String, ConfigError>,
+) -> Result<Table, ConfigError> {
     for path in files {
         let text = read(path)?;
         merge_text(path, &text)?;
@@ -237,9 +268,8 @@ fn line(text: &str, place: usize) -> usize {
 /// Adds file and line to an error about a value. If several files have the key, the last one is named.
 fn located(error: ConfigError, files: &[PathBuf]) -> ConfigError {
     let ConfigError::Value { key, .. } = &error else { return error };
-    let place = files.iter().rev().find_map(|path| Some((path, line_of(&read(path).ok()?, key)?)));
-    match place {
-        Some((path, line)) => ConfigError::Mistake { path: path.clone(), line, message: error.to_string() },
+    match origin(files, key) {
+        Some((path, line)) => ConfigError::Mistake { path, line, message: error.to_string() },
         None => error,
     }
 }

@@ -244,6 +244,36 @@ impl Config {
         locate::files()
     }
 
+    /// The settings that would be in force if `text` stood in the settings file `path`, which may not be there
+    /// yet.
+    ///
+    /// # Errors
+    /// When the text or another file has a mistake.
+    pub fn tried(path: &Path, text: &str) -> Result<toml::Table, ConfigError> {
+        // A settings file that the environment names may be about to be made.
+        let files = match locate::files() {
+            Err(ConfigError::NoSuchFile { path: missing }) if missing == path => Vec::new(),
+            files => files?,
+        };
+        file::tried(&files, path, text, &locate::program_folder()?)
+    }
+
+    /// The settings as shipped, with every key that there is.
+    ///
+    /// # Errors
+    /// None that tests would not find.
+    pub fn shipped() -> Result<toml::Table, ConfigError> {
+        file::shipped()
+    }
+
+    /// The file and line that decide a key, as `quota.reserve`; `None` where it is as shipped.
+    ///
+    /// # Errors
+    /// As [`Config::files`].
+    pub fn origin(key: &str) -> Result<Option<(PathBuf, usize)>, ConfigError> {
+        Ok(file::origin(&locate::files()?, key))
+    }
+
     /// The settings in force, as the text of a TOML file.
     ///
     /// # Errors
