@@ -16,7 +16,7 @@ SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
 # A target with `##` is one for people: `make help` prints it.
-.PHONY: all help build kube demo test bench gpu-bundle gpu-test check deny miri fuzz packages clients install uninstall dist deb rpm clean
+.PHONY: all help build arm64 kube demo test bench gpu-bundle gpu-test check deny miri fuzz packages clients install uninstall dist deb rpm clean
 
 all: build
 
@@ -36,6 +36,27 @@ build: ## All that ships, into target/release, lib and share.
 	install -m 644 target/shim/libgpushare_intercept_cuda.so target/lib/gpushare/libcuda.so.1
 	install -m 644 target/shim/libgpushare_intercept_nvml.so target/lib/gpushare/libnvidia-ml.so.1
 	rm -rf target/share && target/release/gpushare pages target/share
+
+# The same for arm64, into target/arm64, and the unit tests that need no machine of its kind under qemu. On Debian:
+# apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user; and rustup target add aarch64-unknown-linux-gnu.
+# Outline atomics would make the injected libraries need a symbol of libc.
+ARM64 := aarch64-unknown-linux-gnu
+arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER := aarch64-linux-gnu-gcc
+arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER := qemu-aarch64 -L /usr/aarch64-linux-gnu
+arm64: export CC_aarch64_unknown_linux_gnu := aarch64-linux-gnu-gcc
+arm64: ## All that ships for arm64, into target/arm64, untested on such a machine; unit tests under qemu.
+	$(CARGO) build --release --locked --target $(ARM64) -p gpushare -p gpushare-kube $(SIMULATOR:%=-p %)
+	$(SMALL) $(CARGO) build --release --locked --target $(ARM64) -p gpushare-runtime -p gpushare-hook
+	CC=aarch64-linux-gnu-gcc RUSTFLAGS="-C target-feature=-outline-atomics" \
+	    $(CARGO) build --profile shim --locked --target $(ARM64) $(SHIMS:%=-p %)
+	$(CARGO) build --release --locked -p gpushare
+	install -d target/arm64/release target/arm64/lib/gpushare
+	cd target/$(ARM64)/release && install -m 755 gpushare gpushare-kube gpushare-runtime gpushare-hook gpushare-simulator \
+	    libgpushare_simulator_cuda.so libgpushare_simulator_nvml.so ../../arm64/release/
+	install -m 644 target/$(ARM64)/shim/libgpushare_intercept_cuda.so target/arm64/lib/gpushare/libcuda.so.1
+	install -m 644 target/$(ARM64)/shim/libgpushare_intercept_nvml.so target/arm64/lib/gpushare/libnvidia-ml.so.1
+	rm -rf target/arm64/share && target/release/gpushare pages target/arm64/share
+	$(CARGO) test --locked --target $(ARM64) --lib -p gpushare-region -p gpushare-intercept -p gpushare-claims -p gpushare-request
 
 # Apart from `build`: a hundred crates that a single machine has no use for.
 kube: ## The agent for Kubernetes, kubectl's plugin too, into target/release.

@@ -55,10 +55,14 @@ pub fn build(library: &Library<'_>) {
 /// script.
 fn write_exports(library: &Library<'_>, out: &Path) {
     let mut text = format!("use gpushare_intercept::{} as library;\n", library.module);
+    let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+        Ok("aarch64") => "b",
+        _ => "jmp",
+    };
     for name in library.exports {
         text += &format!(
             "core::arch::global_asm!(\".pushsection .text.{name},\\\"ax\\\",@progbits\", \".globl {name}\", \
-             \".type {name},@function\", \".p2align 4\", \"{name}:\", \"jmp {{hook}}\", \
+             \".type {name},@function\", \".p2align 4\", \"{name}:\", \"{jump} {{hook}}\", \
              \".size {name}, . - {name}\", \".popsection\", hook = sym library::hooks::{name});\n"
         );
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpushare_inject::{DriverLimits, ExtraMount};
-use gpushare_inventory::{DeviceMemory, GpuUuid, Roots};
+use gpushare_inventory::{DeviceMemory, GpuUuid, LeftOut, Roots};
 use gpushare_quota::{Admission, Placement};
 use gpushare_request::ShareName;
 use serde::Deserialize;
@@ -110,6 +110,7 @@ struct InjectSection {
     user_namespaces: String,
     driver_limit: String,
     mounts: Vec<MountEntry>,
+    leave_out: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -287,6 +288,26 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
     }
 }
 
+/// The libraries by which limits hold.
+const NEEDED: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"];
+
+/// Names of driver files that are left out.
+fn left_out(names: Vec<String>) -> Result<Vec<String>, ConfigError> {
+    for name in &names {
+        if name.is_empty() || name.contains('/') || name.trim_end_matches('*').contains('*') {
+            return Err(value("inject.leave_out", name, "must be a file's name, perhaps with * at its end"));
+        }
+        if NEEDED.iter().any(|file| LeftOut(std::slice::from_ref(name)).has(file)) {
+            return Err(value(
+                "inject.leave_out",
+                name,
+                "every share needs libcuda and libnvidia-ml: take it out",
+            ));
+        }
+    }
+    Ok(names)
+}
+
 fn overlay(base: &mut Table, over: Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
@@ -315,6 +336,7 @@ impl File {
                 &USER_NAMESPACES,
             )?,
             driver_limits: checked("inject.driver_limit", &self.inject.driver_limit, &DRIVER_LIMITS)?,
+            left_out: left_out(self.inject.leave_out)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
             cdi_folders: all_absolute("cdi.spec_dirs", self.cdi.spec_dirs)?,
             cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpushare_inject::{DriverLimits, Programs, Settings};
-use gpushare_inventory::{DeviceMemory, GpuUuid, Roots, cdi_devices};
+use gpushare_inventory::{DeviceMemory, GpuUuid, LeftOut, Roots, cdi_devices};
 use gpushare_quota::Admission;
 use gpushare_request::{Container, Policy, cdi_names};
 use tracing_subscriber::filter::LevelFilter;
@@ -46,6 +46,8 @@ pub struct Config {
     pub cordoned_by_command: BTreeSet<GpuUuid>,
     /// Mounts that every container with a share gets besides the driver's files.
     pub mounts: Vec<gpushare_inject::ExtraMount>,
+    /// Names of the driver's files that containers do not get.
+    pub left_out: Vec<String>,
     /// Whether containers with a share are kept from creating user namespaces.
     pub denies_user_namespaces: bool,
     /// Whether the driver limits containers with a share, too.
@@ -196,6 +198,7 @@ impl Config {
             cache: &self.paths.cache,
             state,
             extra_mounts: &self.mounts,
+            left_out: LeftOut(&self.left_out),
             denies_user_namespaces: self.denies_user_namespaces,
             log: self.log.arguments(),
             cli: &self.paths.cli,

@@ -128,8 +128,8 @@ impl HostFiles {
         }
         Ok(Self {
             libraries,
-            companions: driver.companions(&request.capabilities, extent)?,
-            driver_files: driver.files(&request.capabilities, extent)?,
+            companions: driver.companions(&request.capabilities, extent, programs.left_out)?,
+            driver_files: driver.files(&request.capabilities, extent, programs.left_out)?,
             extra_mounts: programs.extra_mounts.iter().map(extra_mount).collect::<Result<_, _>>()?,
             hook: installed(programs.hook.to_path_buf(), "hook")?,
             sources: driver.sources(),

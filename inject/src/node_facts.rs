@@ -74,7 +74,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
-    use gpushare_inventory::Roots;
+    use gpushare_inventory::{LeftOut, Roots};
     use gpushare_quota::Admission;
 
     use super::*;
@@ -101,6 +101,7 @@ mod tests {
                 cache: none,
                 state: none,
                 extra_mounts: &[],
+                left_out: LeftOut::default(),
                 denies_user_namespaces: false,
                 log: Vec::new(),
                 cli: &cli,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpushare_inventory::Roots;
+use gpushare_inventory::{LeftOut, Roots};
 use gpushare_quota::Admission;
 use gpushare_request::Policy;
 
@@ -42,6 +42,8 @@ pub struct Programs<'a> {
     pub state: &'a Path,
     /// The administrator's own mounts (`inject.mounts`).
     pub extra_mounts: &'a [ExtraMount],
+    /// Files of the driver that containers do not get (`inject.leave_out`).
+    pub left_out: LeftOut<'a>,
     /// Whether containers with a share may make no user namespaces (`inject.user_namespaces`).
     pub denies_user_namespaces: bool,
     /// Arguments that tell the hooks where and how to log.

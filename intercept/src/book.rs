@@ -24,8 +24,6 @@ const NAP: u64 = 1_000_000;
 /// How long an allocation may wait for the node to raise a limit that may grow, in nanoseconds. Where it
 /// runs, the meter answers within some milliseconds; it may have to notice the container first.
 const LENIENCE: u64 = 300_000_000;
-/// Processor ticks after which a query looks for dead processes again, about ten milliseconds.
-const SWEEP_TICKS: u64 = 1 << 25;
 
 const ANOTHER_VERSION: &[u8] =
     b"gpushare: the limits of this container are of another version than its libraries, so it gets no \
@@ -197,7 +195,8 @@ impl Book {
             self.keep_slot(usage);
         }
         let now = sys::ticks();
-        if !alone && now.wrapping_sub(self.last_sweep.load(Relaxed)) > SWEEP_TICKS {
+        // A query looks for dead processes again after ten milliseconds.
+        if !alone && now.wrapping_sub(self.last_sweep.load(Relaxed)) > sys::ten_milliseconds() {
             self.last_sweep.store(now, Relaxed);
             self.sweep(usage);
         }

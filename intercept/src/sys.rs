@@ -2,57 +2,36 @@
 //! (interception.md, 14.1: a libc reference can ask for a newer glibc than the image has). A raw call also
 //! leaves the program's `errno` alone.
 
-#[cfg(not(miri))]
-use core::arch::asm;
 use core::ffi::CStr;
 
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-compile_error!("the interception libraries are written for x86_64 Linux");
+#[cfg(all(target_arch = "aarch64", target_os = "linux"))]
+mod aarch64;
+#[cfg(miri)]
+mod miri;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod x86_64;
 
-const READ: usize = 0;
-const WRITE: usize = 1;
-const CLOSE: usize = 3;
-const FSTAT: usize = 5;
-const MMAP: usize = 9;
-const MUNMAP: usize = 11;
-const MADVISE: usize = 28;
-const GETPID: usize = 39;
-const FCNTL: usize = 72;
-const READLINK: usize = 89;
-const GETTID: usize = 186;
-const FUTEX: usize = 202;
-const CLOCK_GETTIME: usize = 228;
-const OPENAT: usize = 257;
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")))]
+compile_error!("the interception libraries are written for x86_64 and arm64 Linux");
 
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+use aarch64 as machine;
+#[cfg(miri)]
+use miri as machine;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use x86_64 as machine;
+
+use machine::{
+    CLOCK_GETTIME, CLOSE, FCNTL, FSTAT, FUTEX, GETPID, GETTID, MADVISE, MMAP, MUNMAP, OPENAT, READ,
+    READLINKAT, WRITE, call,
+};
+
+const AT_FDCWD: isize = -100;
 const EINTR: isize = -4;
 
 /// A kernel error number, positive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub isize);
-
-#[cfg(miri)]
-mod miri;
-#[cfg(miri)]
-use miri::call;
-
-/// # Safety
-/// `number` and the arguments form a system call that touches no memory but what the caller owns.
-#[cfg(not(miri))]
-unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
-    let result: isize;
-    let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the x86_64 Linux calling convention; rcx and r11 are the registers that the kernel overwrites.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") number => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    result
-}
 
 fn check(result: isize) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| Errno(-result))
@@ -68,7 +47,6 @@ pub struct Fd(i32);
 impl Fd {
     /// Opens `path` with close-on-exec, for reading, or for reading and writing.
     pub fn open(path: &CStr, writable: bool) -> Result<Self, Errno> {
-        const AT_FDCWD: isize = -100;
         const O_RDWR: usize = 2;
         const O_CLOEXEC: usize = 0o2_000_000;
         let flags = O_CLOEXEC | if writable { O_RDWR } else { 0 };
@@ -131,7 +109,8 @@ pub struct FileId {
 
 /// Identity and size of an open file.
 pub fn file_id(fd: i32) -> Result<FileId, Errno> {
-    let mut stat = [0u64; 18]; // struct stat is 144 bytes: st_dev, st_ino, …, st_size at 48
+    // struct stat has 144 bytes on x86_64 and 128 on arm64: st_dev, st_ino, …, st_size at 48
+    let mut stat = [0u64; 18];
     // SAFETY: the kernel writes one struct stat, which `stat` holds.
     check(unsafe { call(FSTAT, [raw(fd), stat.as_mut_ptr().expose_provenance(), 0, 0, 0, 0]) })?;
     Ok(FileId { device: stat[0], inode: stat[1], size: stat[6] })
@@ -184,10 +163,10 @@ pub fn thread() -> u32 {
 
 /// Reads the link `path` into `buffer` and returns the bytes read.
 pub fn read_link<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
-    let arguments =
-        [path.as_ptr().expose_provenance(), buffer.as_mut_ptr().expose_provenance(), buffer.len(), 0, 0, 0];
+    let [path, target] = [path.as_ptr().expose_provenance(), buffer.as_mut_ptr().expose_provenance()];
+    let arguments = [AT_FDCWD.cast_unsigned(), path, target, buffer.len(), 0, 0];
     // SAFETY: the kernel writes at most `buffer.len()` bytes into it.
-    let length = check(unsafe { call(READLINK, arguments) }).ok()?;
+    let length = check(unsafe { call(READLINKAT, arguments) }).ok()?;
     buffer.get(..length)
 }
 
@@ -225,7 +204,7 @@ pub enum ByteLock {
     Unknown,
 }
 
-/// `struct flock` of x86_64.
+/// `struct flock`.
 #[repr(C)]
 struct Flock {
     kind: i16,
@@ -287,21 +266,17 @@ pub fn now() -> u64 {
 
 /// The thread pointer, which differs from that of every other living thread. It is an address and never 0.
 /// Reading it takes one instruction, while the kernel's thread number takes a system call.
-#[cfg(not(miri))]
 #[inline(always)]
 pub fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: reads one word. Each thread's control block begins with its own address (ELF handling for
-    // thread-local storage, x86-64).
-    unsafe { asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly, pure)) };
-    pointer
+    machine::thread_pointer()
 }
-
-#[cfg(miri)]
-pub use miri::thread_pointer;
 
 /// Processor ticks. They only serve to tell whether some milliseconds have passed.
 pub fn ticks() -> u64 {
-    // SAFETY: rdtsc reads a counter.
-    unsafe { core::arch::x86_64::_rdtsc() }
+    machine::ticks()
+}
+
+/// About as many ticks as ten milliseconds have.
+pub fn ten_milliseconds() -> u64 {
+    machine::ten_milliseconds()
 }

@@ -42,6 +42,20 @@ pub struct DriverFile {
     pub host_path: PathBuf,
 }
 
+/// Names of the driver's files that containers do not get; one with `*` at its end stands for all that begin so.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LeftOut<'a>(pub &'a [String]);
+
+impl LeftOut<'_> {
+    /// Whether the file of this name is left out.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(begin) => name.starts_with(begin),
+            None => name == pattern,
+        })
+    }
+}
+
 /// The driver's version and the folders in which its files were found.
 #[derive(Clone, Debug)]
 pub struct Driver {
@@ -170,16 +184,20 @@ impl Driver {
     /// of the driver differ in which they have, so a missing one is no error.
     ///
     /// # Errors
-    /// When others than root may write to one of them.
+    /// When others than root may write to one of them that is not left out.
     pub fn companions(
         &self,
         capabilities: &Capabilities,
         extent: Extent,
+        left_out: LeftOut<'_>,
     ) -> Result<Vec<DriverLibrary>, DriverError> {
         let mut found: Vec<DriverLibrary> = Vec::new();
         let mut trust = Trust::of(&self.root);
         for wanted in capabilities.iter().flat_map(|capability| sets::libraries(capability, extent)) {
             let (file, names) = self.names(wanted);
+            if left_out.has(&file) || names.iter().any(|name| left_out.has(name)) {
+                continue;
+            }
             let Some(host_path) = self.find(&file) else { continue };
             trust.check(&host_path)?;
             if found.iter().all(|library| library.names != names) {
@@ -192,8 +210,8 @@ impl Driver {
     /// Every driver file that some container may have mounted. Files that cannot be trusted are left out.
     pub fn mounted(&self) -> Vec<PathBuf> {
         let all = Capabilities::all();
-        let libraries = self.companions(&all, Extent::Whole).unwrap_or_default();
-        let files = self.files(&all, Extent::Whole).unwrap_or_default();
+        let libraries = self.companions(&all, Extent::Whole, LeftOut::default()).unwrap_or_default();
+        let files = self.files(&all, Extent::Whole, LeftOut::default()).unwrap_or_default();
         let both = [self.libcuda(), self.libnvidia_ml()].into_iter().filter_map(Result::ok);
         let libraries = libraries.into_iter().map(|library| library.host_path);
         both.chain(libraries).chain(files.into_iter().map(|file| file.host_path)).collect()
@@ -202,8 +220,13 @@ impl Driver {
     /// The programs and data files that belong to `capabilities`, as far as the host has them.
     ///
     /// # Errors
-    /// When others than root may write to one of them.
-    pub fn files(&self, capabilities: &Capabilities, extent: Extent) -> Result<Vec<DriverFile>, DriverError> {
+    /// When others than root may write to one of them that is not left out.
+    pub fn files(
+        &self,
+        capabilities: &Capabilities,
+        extent: Extent,
+        left_out: LeftOut<'_>,
+    ) -> Result<Vec<DriverFile>, DriverError> {
         let mut found: Vec<DriverFile> = Vec::new();
         let libraries = self.libraries();
         let folders = search::program_folders(self.root.path(), libraries);
@@ -217,6 +240,10 @@ impl Driver {
                 found.extend(self.data(name, libraries));
             }
         }
+        let name = |file: &DriverFile| {
+            file.container_path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+        };
+        found.retain(|file| !left_out.has(&name(file)));
         let mut trust = Trust::of(&self.root);
         for file in &found {
             trust.check(&file.host_path)?;

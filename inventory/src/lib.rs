@@ -32,7 +32,7 @@ pub use capability::{Capabilities, Capability, CapabilityError};
 pub use cdi::{CdiDevice, cdi_devices};
 pub use device_files::{DeviceFile, DeviceFiles, FileState, Unregistered};
 pub use device_node::DeviceNode;
-pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent};
+pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent, LeftOut};
 pub use error::{NodeError, SickGpu};
 pub use fault::{Faults, Xid, record_number};
 pub use file_lease::{FileIdentity, NOBODYS, file_leases, flock_holder, open_now, read_now};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use gpushare_config::Config;
 use gpushare_inject::MpsFolder;
-use gpushare_inventory::{Capabilities, Extent, Node};
+use gpushare_inventory::{Capabilities, Extent, LeftOut, Node};
 use gpushare_quota::Holder;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -299,7 +299,7 @@ fn processes(pipe: &Path) -> Vec<Pid> {
 
 /// The control program among the driver's files.
 fn program(node: &Node) -> Result<PathBuf> {
-    let files = node.driver.files(&Capabilities::default(), Extent::Whole)?;
+    let files = node.driver.files(&Capabilities::default(), Extent::Whole, LeftOut::default())?;
     let found = files.into_iter().find(|file| file.container_path.ends_with(PROGRAM));
     let found = found.map(|file| file.host_path);
     found.with_context(|| {

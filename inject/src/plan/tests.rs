@@ -1,4 +1,4 @@
-use gpushare_inventory::{DriverFile, DriverLibrary, GpuUuid, SharedNodes};
+use gpushare_inventory::{DriverFile, DriverLibrary, GpuUuid, LeftOut, SharedNodes};
 use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, Member};
 use gpushare_request::{Container, Cores, Devices, Interceptor, InterceptorPolicy, Policy, Priority, read};
 
@@ -82,6 +82,7 @@ impl Parts {
             cache: Path::new("/cache"),
             state: Path::new("/state"),
             extra_mounts: &self.extra,
+            left_out: LeftOut::default(),
             denies_user_namespaces: false,
             cli: Path::new("/bin/gpushare"),
             settings: None,

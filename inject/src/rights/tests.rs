@@ -1,6 +1,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use gpushare_inventory::LeftOut;
 use serde_json::json;
 
 use super::*;
@@ -35,6 +36,7 @@ impl Host {
             cache: &cache,
             state: &state,
             extra_mounts: &[],
+            left_out: LeftOut::default(),
             denies_user_namespaces: false,
             cli: Path::new("/bin/gpushare"),
             settings: None,

@@ -11,6 +11,7 @@ use super::launch::GATE;
 use super::launch_entry::limited as kernels;
 use super::{DRIVER, Status, Stream};
 
+#[cfg(target_arch = "x86_64")]
 macro_rules! gated {
     ($($other:ident::$name:ident($($argument:ident: $type:ty),* $(,)?) $(unless $word:ident)?;)*) => { $(
         #[unsafe(naked)]
@@ -26,6 +27,39 @@ macro_rules! gated {
                 "jmp rax",
                 "2:",
                 "jmp {other}",
+                gate = sym GATE,
+                driver = sym DRIVER,
+                offset = const number(stringify!($name)) * size_of::<usize>(),
+                other = sym $other::$name,
+                $($word = sym $word,)?
+            )
+        }
+    )* };
+}
+
+/// As above. x16 and x17 belong to nobody between a call and its first instruction (Procedure Call Standard for the
+/// Arm 64-bit Architecture).
+#[cfg(target_arch = "aarch64")]
+macro_rules! gated {
+    ($($other:ident::$name:ident($($argument:ident: $type:ty),* $(,)?) $(unless $word:ident)?;)*) => { $(
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+            core::arch::naked_asm!(
+                "adrp x16, {gate}",
+                "ldr x16, [x16, :lo12:{gate}]",
+                "ldr w17, [x16]",
+                "cbnz w17, 2f",
+                $(
+                    concat!("adrp x16, {", stringify!($word), "}"),
+                    concat!("ldr w17, [x16, :lo12:{", stringify!($word), "}]"),
+                    "cbnz w17, 2f",
+                )?
+                "adrp x16, {driver} + {offset}",
+                "ldr x16, [x16, :lo12:{driver} + {offset}]",
+                "cbz x16, 2f", // the driver lacks this name: the other path has the answer
+                "br x16",
+                "2:",
+                "b {other}",
                 gate = sym GATE,
                 driver = sym DRIVER,
                 offset = const number(stringify!($name)) * size_of::<usize>(),

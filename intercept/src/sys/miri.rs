@@ -3,13 +3,16 @@
 
 use core::ffi::{c_int, c_long, c_void};
 
-use super::{FUTEX, GETPID, MMAP, MUNMAP};
+pub use super::x86_64::{
+    CLOCK_GETTIME, CLOSE, FCNTL, FSTAT, FUTEX, GETPID, GETTID, MADVISE, MMAP, MUNMAP, OPENAT, READ,
+    READLINKAT, WRITE, ten_milliseconds, ticks,
+};
 
 const ENOSYS: isize = -38;
 
 /// # Safety
 /// As for the real one.
-pub(super) unsafe fn call(number: usize, [a, b, c, d, ..]: [usize; 6]) -> isize {
+pub unsafe fn call(number: usize, [a, b, c, d, ..]: [usize; 6]) -> isize {
     let address: *mut c_void = core::ptr::with_exposed_provenance_mut(a);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -43,12 +43,12 @@ fn named(files: &[String]) -> tempfile::TempDir {
 }
 
 fn sonames(driver: &Driver, capabilities: &str, extent: Extent) -> Vec<String> {
-    let libraries = driver.companions(&capabilities.parse().unwrap(), extent).unwrap();
+    let libraries = driver.companions(&capabilities.parse().unwrap(), extent, LeftOut::default()).unwrap();
     libraries.into_iter().flat_map(|library| library.names).collect()
 }
 
 fn inner_paths(driver: &Driver, capabilities: &str, extent: Extent) -> Vec<String> {
-    let files = driver.files(&capabilities.parse().unwrap(), extent).unwrap();
+    let files = driver.files(&capabilities.parse().unwrap(), extent, LeftOut::default()).unwrap();
     files.iter().map(|file| file.container_path.display().to_string()).collect()
 }
 
@@ -364,4 +364,29 @@ fn a_file_that_others_may_write_is_refused() {
         assert_eq!(locate(root.path()).is_ok(), want, "{} with mode {mode:o}", folder.display());
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     }
+}
+
+#[test]
+fn what_is_left_out_is_neither_given_nor_looked_at() {
+    let nvvm = format!("usr/lib64/libnvidia-nvvm.so.{VERSION}");
+    let jit = format!("usr/lib64/libnvidia-ptxjitcompiler.so.{VERSION}");
+    let cuda = format!("usr/lib64/libcuda.so.{VERSION}");
+    let root = named(&[nvvm.clone(), jit, cuda, "usr/bin/nvidia-smi".to_owned()]);
+    // Others may write them, for which every container that gets them would be refused.
+    for file in [&nvvm, "usr/bin/nvidia-smi"] {
+        fs::set_permissions(root.path().join(file), fs::Permissions::from_mode(0o666)).unwrap();
+    }
+    let driver = locate(root.path()).unwrap();
+    let capabilities = "compute,utility".parse().unwrap();
+    let given = |names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let libraries = driver.companions(&capabilities, Extent::Share, LeftOut(&names)).ok()?;
+        let files = driver.files(&capabilities, Extent::Share, LeftOut(&names)).ok()?;
+        Some((libraries.into_iter().flat_map(|library| library.names).collect::<Vec<_>>(), files.len()))
+    };
+    assert_eq!(given(&[]), None);
+    assert_eq!(given(&["nvidia-smi", "libnvidia-nvv"]), None);
+    let want = Some((vec!["libnvidia-ptxjitcompiler.so.1".to_owned()], 0));
+    assert_eq!(given(&["nvidia-smi", "libnvidia-nvvm.so.4"]), want);
+    assert_eq!(given(&["nvidia*", "libnvidia-nvvm*"]), want);
 }

@@ -26,7 +26,11 @@ const CUDA_NAMES: &str = include_str!("../cuda/names.txt");
 const NVML_NAMES: &str = include_str!("../nvml/names.txt");
 
 /// Library folder of a driver root, as Debian and Ubuntu have it.
-const LIBRARIES: &str = "driver/usr/lib/x86_64-linux-gnu";
+const LIBRARIES: &str = if cfg!(target_arch = "aarch64") {
+    "driver/usr/lib/aarch64-linux-gnu"
+} else {
+    "driver/usr/lib/x86_64-linux-gnu"
+};
 
 /// Entries that a node has in its folder.
 const ENTRIES: [&str; 5] = ["driver", "dev", "proc", "shared", "gpushare.toml"];
