@@ -3,6 +3,10 @@
 # the tree works wherever it is put; only the settings and the state folder have fixed places.
 set -eu
 
+[ $# -eq 2 ] || {
+    echo "usage: install.sh DESTDIR PREFIX, as: install.sh '' /usr/local" >&2
+    exit 2
+}
 destdir=$1
 prefix=$2
 case $prefix in

@@ -10,6 +10,7 @@ use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
 use toml::{Table, Value};
 use toml_edit::{DocumentMut, Item, TableLike};
 
+use crate::configure::default_share;
 use crate::failure::Failure;
 use crate::file::{self, FileChange};
 use crate::table;
@@ -30,7 +31,7 @@ pub enum Command {
     Set {
         /// Its section and key, as quota.reserve.
         key: String,
-        /// The value, as 2GiB, 100, true, or a list as '["a", "b"]'.
+        /// The value: 2GiB, 100, true, or a list as '["a", "b"]'.
         value: String,
     },
     /// Takes one setting out of the settings file, so that it is as shipped.
@@ -90,14 +91,20 @@ fn change(key: &str, value: Option<&str>) -> Result<()> {
     if at(&in_force, key) != Some(want) {
         let other = Config::origin(key)?.map(|(path, line)| format!("{}:{line}", path.display()));
         let other = other.unwrap_or_else(|| "another file".to_owned());
-        return Err(Failure::refused(format!("{other} sets {key} and wins: change it there")).into());
+        let how = match other.contains(default_share::NAME) {
+            true => "change it by `gpushare configure ENGINE --default-share`",
+            false => "change it there",
+        };
+        return Err(Failure::refused(format!("{other} sets {key} and wins: {how}")).into());
     }
     let is_new = before.as_deref() != Some(&after) && !(before.is_none() && after.is_empty());
+    let is_made = is_new && before.is_none();
     if is_new {
         file::apply(&[FileChange { path: path.clone(), before, after: Some(after) }])?;
     }
     let state = if is_new { "is now" } else { "is already" };
-    Ok(table::line(&format!("{key} {state} {want} ({})", path.display()))?)
+    let made = if is_made { ", which is new" } else { "" };
+    Ok(table::line(&format!("{key} {state} {want} ({}{made})", path.display()))?)
 }
 
 /// The file that is changed: the one that the environment names, else the node's.
@@ -196,6 +203,7 @@ fn edited(text: &str, key: &str, value: Option<&Value>) -> Result<String> {
     match (value, place.get_mut(name)) {
         (None, _) => {
             place.remove(name);
+            return Ok(without_empty(document, sections).to_string());
         }
         (Some(value), Some(Item::Value(old))) => {
             let mut new: toml_edit::Value = value.to_string().parse()?;
@@ -208,6 +216,18 @@ fn edited(text: &str, key: &str, value: Option<&Value>) -> Result<String> {
         }
     }
     Ok(document.to_string())
+}
+
+/// The document without the section, if nothing is left in it and nobody wrote a comment above it.
+fn without_empty(mut document: DocumentMut, section: &str) -> DocumentMut {
+    let found = document.get(section).and_then(Item::as_table);
+    let comment = |table: &toml_edit::Table| {
+        table.decor().prefix().and_then(|text| text.as_str()).map(str::trim).map(str::to_owned)
+    };
+    if found.is_some_and(|table| table.is_empty() && comment(table).unwrap_or_default().is_empty()) {
+        document.remove(section);
+    }
+    document
 }
 
 #[cfg(test)]

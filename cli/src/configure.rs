@@ -7,7 +7,7 @@
 mod check;
 mod containerd;
 mod crio;
-mod default_share;
+pub mod default_share;
 mod docker;
 mod environment;
 mod json_text;

@@ -128,15 +128,15 @@ fn kind(error: &anyhow::Error) -> Kind {
     if let Some(kind) = error.chain().find_map(of_cause) {
         return kind;
     }
-    let is_of_room = |update: &UpdateError| matches!(update, UpdateError::Refused(_));
-    let of_update = error.chain().find_map(|cause| match cause.downcast_ref() {
-        Some(ChangeError::Update(update)) => Some(is_of_room(update)),
-        _ => cause.downcast_ref().map(is_of_room),
+    let of_update = |update: &UpdateError| match update {
+        UpdateError::Refused(refusal) => Some(refusal.reason()),
+        _ => None,
+    };
+    let reason = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(ChangeError::Update(update)) => of_update(update),
+        _ => cause.downcast_ref().and_then(of_update),
     });
-    if of_update == Some(true) {
-        return Kind::Refused;
-    }
-    match reason_of(error.as_ref()) {
+    match reason.unwrap_or_else(|| reason_of(error.as_ref())) {
         Reason::Room | Reason::Rules => Kind::Refused,
         Reason::Request | Reason::Image => Kind::Request,
         Reason::Settings => Kind::Settings,

@@ -112,6 +112,8 @@ struct UsedUp {
 struct Refusal {
     /// The container's id.
     id: String,
+    /// What it was called, or its id.
+    name: String,
     /// Seconds since 1970.
     at: u64,
     /// `room`, `rules`, `request`, `image`, `settings` or `node`; null in notes of earlier versions.
@@ -350,9 +352,14 @@ fn entry(lease: &PastLease) -> Ended {
     }
 }
 
+fn called(refused: &Refused) -> String {
+    refused.name.clone().unwrap_or_else(|| short(&refused.container))
+}
+
 fn refusal(refused: &Refused) -> Refusal {
     Refusal {
         id: refused.container.clone(),
+        name: called(refused),
         at: refused.at,
         kind: refused.kind.map(Reason::name),
         text: refused.reason.clone(),
@@ -401,6 +408,7 @@ fn csv(past: &[PastLease], refusals: &[Refused]) -> io::Result<()> {
         let reason = format!("refused: {}", refused.reason);
         let mut row = vec![String::new(); COLUMNS.len()];
         row[0].clone_from(&refused.container);
+        row[1] = called(refused);
         row[6] = refused.at.to_string();
         row[7] = reason;
         row
@@ -432,8 +440,7 @@ fn print(past: &[PastLease], refusals: &[Refused], names: &GpuNames) -> io::Resu
     });
     let refused = refusals.iter().map(|refused| {
         let reason = format!("refused: {}", refused.reason);
-        let id = short(&refused.container);
-        (refused.at, [id, none(), none(), none(), none(), age(refused.at), reason])
+        (refused.at, [called(refused), none(), none(), none(), none(), age(refused.at), reason])
     });
     let mut rows: Vec<_> = ended.chain(refused).collect();
     rows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));

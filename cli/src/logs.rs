@@ -71,7 +71,7 @@ pub fn logs(asked: &Logs) -> Result<()> {
     events.extend(state.refusals().into_iter().map(|refused| Event {
         at: refused.at,
         what: "refused",
-        name: title(&refused.container),
+        name: refused.name.unwrap_or_else(|| title(&refused.container)),
         id: refused.container,
         text: refused.reason,
     }));

@@ -14,7 +14,7 @@ use nvml_wrapper::enum_wrappers::device::{Clock as GpuClock, TemperatureSensor};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::container::{containers, name};
+use crate::container::{containers, name, short};
 use crate::metrics::Totals;
 use crate::ps::{self, Seen};
 use crate::violation::{self, Violation};
@@ -164,6 +164,8 @@ pub struct Process {
 pub struct RefusalView {
     /// The container's id.
     pub id: String,
+    /// What it was called, or its id.
+    pub name: String,
     /// Seconds since 1970.
     pub at: u64,
     /// Why.
@@ -439,6 +441,7 @@ fn part(lease: &Lease, line: usize, seen: &Seen, node: &Node) -> Option<PartView
 
 fn refusal(refused: Refused) -> RefusalView {
     RefusalView {
+        name: refused.name.unwrap_or_else(|| short(&refused.container)),
         id: refused.container,
         at: refused.at,
         reason: refused.reason,

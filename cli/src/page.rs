@@ -267,7 +267,13 @@ mod tests {
             ..ShareView::default()
         };
         let gpu = GpuView { uuid: "GPU-1".to_owned(), model: evil.to_owned(), ..GpuView::default() };
-        let refused = RefusalView { id: evil.to_owned(), at: 0, reason: evil.to_owned(), kind: None };
+        let refused = RefusalView {
+            id: evil.to_owned(),
+            name: evil.to_owned(),
+            at: 0,
+            reason: evil.to_owned(),
+            kind: None,
+        };
         let gpus = || vec![PointOfGpu { uuid: "GPU-1".to_owned(), memory: 0.5, busy: Some(2.0) }];
         let point = |at| Point { at, gpus: gpus() };
         let overview =

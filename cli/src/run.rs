@@ -47,7 +47,8 @@ pub struct Run {
     /// Print the engine's command line in place of running it.
     #[arg(long)]
     print: bool,
-    /// The engine's own options for `run`, the image, and its command. Options of gpushare come before them.
+    /// The engine's own options for `run`, the image, and its command. Options of gpushare come before them: what
+    /// follows the first other word is the engine's, to which --memory is memory of the host.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "WORDS")]
     words: Vec<OsString>,
 }
@@ -74,6 +75,11 @@ impl Engine {
 
 /// Runs the container, and ends as the engine does. Returns only without a container.
 pub fn run(asked: &Run) -> Result<()> {
+    if asked.keys().is_empty() {
+        let message = "no share is asked for: put --memory SIZE or another option of gpushare's before the engine's own, as in \
+                       `gpushare run --memory 4GiB --rm IMAGE`";
+        return Err(Failure::usage(message).into());
+    }
     let config = Config::load()?;
     let installed = |engine: &Engine| program(engine.program()).is_some();
     let engine = match asked.engine {

@@ -12,7 +12,7 @@ use anyhow::{Context, Error, Result, bail};
 use gpushare_config::{Config, reason_of};
 use gpushare_inject::{
     Bundle, Live, REFUSAL, Region, Requester, Settings, Whose, give_back, grant, measured, one_line,
-    open_store,
+    open_store, title,
 };
 use gpushare_quota::{
     Holder, LeaseKey, LeaseState, Member, Reason, Release, ReleaseReason, StateFolder, Store, StoreError,
@@ -75,7 +75,7 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool, began: Instant) -> R
         tracing::info!(container = %state.id, reason, "lease refused");
         // crun does not pass on what a hook prints.
         if let Some(Ok(folder)) = folder.map(|folder| StateFolder::open(&folder)) {
-            folder.note_refusal(&state.id, kind, &reason);
+            folder.note_refusal(&state.id, state.title().as_deref(), kind, &reason);
         }
     }
     done
@@ -180,6 +180,12 @@ fn load(file: Option<&Path>) -> Result<Config> {
 }
 
 impl State {
+    /// What people call the container, as far as its bundle can be read.
+    fn title(&self) -> Option<String> {
+        let json = Bundle::open(&self.bundle, None).ok()?.json().ok()?;
+        title(&Container::from_json(&json), &self.id, &self.bundle)
+    }
+
     fn parse(bytes: &[u8]) -> Result<Self> {
         let state = value(bytes)?;
         let pid = state.get("pid").and_then(Value::as_i64).and_then(|pid| i32::try_from(pid).ok());

@@ -17,7 +17,7 @@ pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     if let Err(error) = &done {
         // crun does not pass on what a hook prints.
         if let Ok(folder) = StateFolder::open(&args.state) {
-            folder.note_refusal(&args.key.container, Reason::Node, &one_line(error.as_ref()));
+            folder.note_refusal(&args.key.container, None, Reason::Node, &one_line(error.as_ref()));
         }
     }
     done

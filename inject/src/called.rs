@@ -11,6 +11,8 @@ use gpushare_request::{Container, Writer};
 use nix::fcntl::OFlag;
 use serde_json::Value;
 
+use crate::pod;
+
 /// The label by which compose marks its containers, docker's and podman's alike.
 const PROJECT: &str = "com.docker.compose.project";
 /// Files in a container's own folder of docker, which docker mounts into it.
@@ -33,6 +35,13 @@ pub fn of(container: &Container, id: &str, bundle: &Path) -> Called {
             Called::new(annotation("nerdctl/name"), annotation("nerdctl/image"), project)
         }),
     }
+}
+
+/// What people call the container `id`, whose bundle is the folder `bundle`: in a cluster
+/// `NAMESPACE/POD/CONTAINER`. `None` where nobody gave it a name.
+pub fn title(container: &Container, id: &str, bundle: &Path) -> Option<String> {
+    let of_pod = pod::name(container).map(|name| name.to_string());
+    of_pod.or_else(|| of(container, id, bundle).name)
 }
 
 /// docker keeps a container's state beside the files that it mounts: `containers/ID/config.v2.json`.

@@ -45,6 +45,7 @@ pub use allocation::{
     AllocationError, Allocations, PodAllocation, Presence, known_allocation, look_up_allocation,
 };
 pub use bundle::{Bundle, BundleError};
+pub use called::title;
 pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
 pub use change::{
     ChangeError, LONGEST, RestateError, change_share, changes, fit, living_configuration, own_annotations,

@@ -49,6 +49,8 @@ impl Reason {
 pub struct Refused {
     /// The container's id.
     pub container: String,
+    /// What people call it; `None` where that is not known.
+    pub name: Option<String>,
     /// Seconds since 1970.
     pub at: u64,
     /// The reason, as the engine was told.
@@ -58,13 +60,14 @@ pub struct Refused {
 }
 
 impl StateFolder {
-    /// Notes that `container` was refused. A failure to write the note is ignored.
-    pub fn note_refusal(&self, container: &str, kind: Reason, reason: &str) {
+    /// Notes that `container`, which people call `name`, was refused. A failure to write the note is ignored.
+    pub fn note_refusal(&self, container: &str, name: Option<&str>, kind: Reason, reason: &str) {
         let plain = |text: &str| -> String {
             text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
         };
         let (at, container, reason) = (now(), plain(container), plain(reason));
-        let _ = journal(self.path()).add(&format!("{at}\t{container}\t{reason}\t{}", kind.name()));
+        let name = plain(name.unwrap_or_default());
+        let _ = journal(self.path()).add(&format!("{at}\t{container}\t{reason}\t{}\t{name}", kind.name()));
     }
 
     /// The latest refusals, newest first.
@@ -78,11 +81,12 @@ pub(crate) fn journal(state: &Path) -> Journal<'_> {
 }
 
 pub(crate) fn read(line: &str) -> Option<Refused> {
-    let mut parts = line.splitn(4, '\t');
+    let mut parts = line.splitn(5, '\t');
     let at = parts.next()?.parse().ok()?;
     let (container, reason) = (parts.next()?.to_owned(), parts.next()?.to_owned());
     let kind = parts.next().and_then(|word| Reason::ALL.into_iter().find(|kind| kind.name() == word));
-    Some(Refused { container, at, reason, kind })
+    let name = parts.next().filter(|name| !name.is_empty()).map(str::to_owned);
+    Some(Refused { container, name, at, reason, kind })
 }
 
 #[cfg(test)]
@@ -92,7 +96,8 @@ mod tests {
     #[test]
     fn a_note_of_a_version_that_told_no_kind_is_read() {
         let told = read("17\tweb\tno room");
-        let want = Refused { container: "web".to_owned(), at: 17, reason: "no room".to_owned(), kind: None };
+        let (container, reason) = ("web".to_owned(), "no room".to_owned());
+        let want = Refused { container, name: None, at: 17, reason, kind: None };
         assert_eq!(told, Some(want.clone()));
         assert_eq!(read("17\tweb\tno room\troom"), Some(Refused { kind: Some(Reason::Room), ..want }));
     }
@@ -104,7 +109,12 @@ mod tests {
         assert_eq!(state.refusals(), []);
         let long = "x".repeat(5000);
         for number in 0..3000 {
-            state.note_refusal(&format!("c{number}"), Reason::Room, &format!("no room\n{long}"));
+            state.note_refusal(
+                &format!("c{number}"),
+                Some("web\t"),
+                Reason::Room,
+                &format!("no room\n{long}"),
+            );
         }
         let kept = state.refusals();
         assert_eq!(kept[0].container, "c2999");
@@ -113,7 +123,7 @@ mod tests {
             "{}",
             kept[0].reason
         );
-        assert_eq!(kept[0].kind, Some(Reason::Room));
+        assert_eq!((kept[0].kind, kept[0].name.as_deref()), (Some(Reason::Room), Some("web ")));
         assert!((1000..3000).contains(&kept.len()), "{}", kept.len());
     }
 }

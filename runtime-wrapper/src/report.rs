@@ -7,7 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::SystemTime;
 
 use gpushare_config::{Config, reason_of};
+use gpushare_inject::{Bundle, title};
 use gpushare_quota::{Reason, StateFolder};
+use gpushare_request::Container;
 use nix::fcntl::OFlag;
 use serde_json::json;
 
@@ -30,8 +32,15 @@ pub fn failure(args: &Args, error: &anyhow::Error) {
 fn note(args: &Args, reason: Reason, text: &str) {
     let Some(config) = Config::load().ok().or_else(|| Config::salvaged(None)) else { return };
     if let Ok(state) = StateFolder::open(&config.paths.state) {
-        state.note_refusal(args.id.as_deref().unwrap_or_default(), reason, text);
+        let id = args.id.as_deref().unwrap_or_default();
+        state.note_refusal(id, name(args, id).as_deref(), reason, text);
     }
+}
+
+/// What people call the container, as far as its bundle can be read.
+fn name(args: &Args, id: &str) -> Option<String> {
+    let bundle = Bundle::open(&args.bundle, args.config.as_deref()).ok()?;
+    title(&Container::from_json(&bundle.json().ok()?), id, bundle.path())
 }
 
 fn to_engine(args: &Args, text: &str) {

@@ -10,6 +10,8 @@ use gpushare_request::{MemoryRequest, NvidiaPolicy};
 
 use crate::file::{self, FileChange};
 
+/// The drop-in's name.
+pub const NAME: &str = "10-default-share.toml";
 /// The first line of the drop-in, by which it is known as ours.
 const MARK: &str =
     "# Made by `gpushare configure --default-share`: what a container gets that names no size.\n";
@@ -91,7 +93,7 @@ fn drop_in() -> PathBuf {
     let main = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
     let mut folder = main.unwrap_or_else(|| OsString::from(DEFAULT_PATH));
     folder.push(".d");
-    PathBuf::from(folder).join("10-default-share.toml")
+    PathBuf::from(folder).join(NAME)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::one_line;
-use gpushare_quota::{Called, Lease, PastLease, PodContainer, StateFolder, Store};
+use gpushare_quota::{Called, Lease, PastLease, PodContainer, Refused, StateFolder, Store};
 use toml::{Table, Value};
 
 use super::{Finding, examine};
@@ -46,14 +46,15 @@ pub fn report() -> Result<String> {
             Ok(store) => (store.leases().unwrap_or_default(), store.history()),
             Err(_) => (Vec::new(), Vec::new()),
         };
-        let names = Names::of(&leases, &past);
+        let refusals = state.refusals();
+        let names = Names::of(&leases, &past, &refusals);
         section("Leases", leases.iter().map(|lease| names.hidden(&held(lease))).collect());
         let ended = past.iter().take(LAST);
         section(
             "Last leases",
             ended.map(|lease| names.hidden(&format!("{}: {}", lease.grants, lease.reason))).collect(),
         );
-        let refused = state.refusals().into_iter().take(LAST);
+        let refused = refusals.iter().take(LAST);
         section("Last refusals", refused.map(|refused| names.hidden(&refused.reason)).collect());
     }
     Ok(text)
@@ -130,12 +131,14 @@ fn differing(all: &Table, shipped: &Table, section: &str, lines: &mut Vec<String
 struct Names(Vec<(String, String)>);
 
 impl Names {
-    fn of(leases: &[Lease], past: &[PastLease]) -> Self {
+    fn of(leases: &[Lease], past: &[PastLease], refusals: &[Refused]) -> Self {
         let living = leases.iter().flat_map(Lease::members);
         let living = living.map(|member| (&member.called, member.name.as_ref(), &member.key.container));
         let ended = past.iter().map(|lease| (&lease.called, lease.name.as_ref(), &lease.key.container));
-        let names: BTreeSet<String> =
-            living.chain(ended).flat_map(|(called, pod, id)| words(called, pod, id)).collect();
+        let refused =
+            refusals.iter().flat_map(|one| [Some(one.container.clone()), one.name.clone()]).flatten();
+        let of_leases = living.chain(ended).flat_map(|(called, pod, id)| words(called, pod, id));
+        let names: BTreeSet<String> = of_leases.chain(refused).collect();
         let mut names: Vec<String> = names.into_iter().filter(|name| !name.is_empty()).collect();
         names.sort_by_key(|name| std::cmp::Reverse(name.len()));
         let numbered = names.into_iter().enumerate();

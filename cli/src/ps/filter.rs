@@ -31,6 +31,9 @@ const KEYS: [(&str, Key); 8] = [
     ("state", Key::State),
 ];
 
+const MODES: [&str; 4] = ["share", "mps", "time-slice", "exclusive"];
+const STATES: [&str; 3] = ["reserved", "active", "gone"];
+
 /// A key, and the value that it must have; `*` in it stands for any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
@@ -47,6 +50,14 @@ impl FromStr for Filter {
             text.split_once('=').ok_or_else(|| format!("must be KEY=VALUE; keys: {}", keys()))?;
         let key = KEYS.iter().find(|(known, _)| *known == name).map(|(_, key)| *key);
         let key = key.ok_or_else(|| format!("{name:?} is no key; there are {}", keys()))?;
+        let words: &[&str] = match key {
+            Key::Mode => &MODES,
+            Key::State => &STATES,
+            _ => &[],
+        };
+        if !words.is_empty() && !words.iter().any(|word| is_like(word, value)) {
+            return Err(format!("{name} is one of {}", words.join(", ")));
+        }
         Ok(Self { key, value: value.to_owned() })
     }
 }
@@ -121,6 +132,8 @@ mod tests {
     #[test]
     fn an_unknown_key_is_told_with_those_that_there_are() {
         assert!("name=web".parse::<Filter>().is_ok() && "image=a=b".parse::<Filter>().is_ok());
+        assert!("state=running".parse::<Filter>().unwrap_err().contains("active"));
+        assert!("mode=*-slice".parse::<Filter>().is_ok());
         for wrong in ["web", "owner=me", "=x", ""] {
             assert!(wrong.parse::<Filter>().unwrap_err().contains("namespace"), "{wrong}");
         }

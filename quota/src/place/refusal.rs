@@ -231,6 +231,6 @@ impl Refusal {
 
     /// Whether it would be granted once other containers end.
     pub fn is_for_room(&self) -> bool {
-        matches!(self, Self::Memory { .. } | Self::Cores { .. } | Self::Company { .. } | Self::Divided { .. })
+        self.reason() == Reason::Room && !matches!(self, Self::HostMemory { .. })
     }
 }
