@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What is in the shipped programs: sbom.py FOLDER writes sbom.cdx.json (CycloneDX 1.5) and third-party-licences.txt.
+"""What is in the shipped programs: sbom.py FOLDER [PROGRAM...] writes sbom.cdx.json (CycloneDX 1.5) and
+third-party-licences.txt, for PROGRAM too.
 
 Reads `cargo metadata --locked` and the sources that cargo has unpacked. The same checkout gives the same bytes.
 Python's own library is enough: the tools that write such files (cargo-about, cargo-cyclonedx) compile for minutes.
@@ -13,11 +14,12 @@ import subprocess
 import sys
 import time
 
-# What packaging/install.sh installs.
+# What packaging/install.sh installs; further ones are named by the caller.
 PROGRAMS = [
     "gpushare", "gpushare-hook", "gpushare-intercept-cuda", "gpushare-intercept-nvml", "gpushare-runtime",
     "gpushare-simulator", "gpushare-simulator-cuda", "gpushare-simulator-nvml",
 ]
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = "x86_64-unknown-linux-gnu"
 TEXTS = re.compile(r"(licen[sc]e|copying|notice|unlicense|copyright)", re.IGNORECASE)
 # glibc's own licence, where distributions keep it.
@@ -57,9 +59,9 @@ def shipped(metadata):
     return sorted((packages[one] for one in needs), key=lambda package: (package["name"], package["version"])), needs
 
 
-def checksums(top):
+def checksums():
     entry = re.compile(r'name = "([^"]+)"\nversion = "([^"]+)"\n(?:source = "[^"]+"\n)?(?:checksum = "([0-9a-f]+)")?')
-    return {(name, version): sha for name, version, sha in entry.findall(read(f"{top}/Cargo.lock"))}
+    return {(name, version): sha for name, version, sha in entry.findall(read(f"{TOP}/Cargo.lock"))}
 
 
 def expression(package):
@@ -68,12 +70,20 @@ def expression(package):
     return re.sub(r" ?/ ?", " OR ", package["license"])
 
 
-def texts(package):
-    folder = os.path.dirname(package["manifest_path"])
-    found = [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if TEXTS.match(name)]
-    if not found:
-        fail(f"{package['name']} {package['version']} brings no text of its licence ({package['license']})")
-    return [path for path in found if os.path.isfile(path)] or glob.glob(f"{found[0]}/*")
+def texts(package, packages):
+    """The files with the text of its licence: its own, else those of a crate of the same repository and licence."""
+    alike = [
+        other for other in packages
+        if package["repository"] and all(other[key] == package[key] for key in ("repository", "license"))
+    ]
+    for one in [package, *alike]:
+        folder = os.path.dirname(one["manifest_path"])
+        found = [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if TEXTS.match(name)]
+        if found:
+            return [path for path in found if os.path.isfile(path)] or glob.glob(f"{found[0]}/*")
+    if "Apache-2.0" in expression(package).split(" OR "):
+        return [f"{TOP}/LICENSE"]  # that text has no line for a holder's name
+    fail(f"{package['name']} {package['version']} brings no text of its licence ({package['license']})")
 
 
 def component(name, version, licence, purl, sha=None, url=None):
@@ -105,14 +115,14 @@ def compiled_in(packages):
 
 
 def main():
-    if len(sys.argv) != 2:
-        fail("one argument: the folder to write to")
-    top = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if len(sys.argv) < 2:
+        fail("say the folder to write to, and perhaps further programs")
+    PROGRAMS.extend(sys.argv[2:])
     metadata = json.loads(output(
         os.environ.get("CARGO", "cargo"), "metadata", "--locked", "--format-version=1", "--filter-platform", TARGET,
-        "--manifest-path", f"{top}/Cargo.toml"))
+        "--manifest-path", f"{TOP}/Cargo.toml"))
     packages, needs = shipped(metadata)
-    sums = checksums(top)
+    sums = checksums()
     components, refs, by_text = [], {}, {}
     for package in packages:
         name, version = package["name"], package["version"]
@@ -120,7 +130,7 @@ def main():
         sha = sums.get((name, version))
         components.append(component(name, version, expression(package), purl, sha, package["repository"]))
         if package["source"] is not None:
-            for path in texts(package):
+            for path in texts(package, packages):
                 by_text.setdefault(read(path).strip(), []).append(f"{name} {version} ({expression(package)})")
     for one, text in compiled_in(packages):
         components.append(one)
