@@ -17,6 +17,7 @@ pub mod grpc;
 pub mod hooked;
 pub mod image;
 pub mod leases;
+pub mod machine;
 pub mod meter;
 pub mod mps;
 pub mod namespace;
