@@ -16,7 +16,7 @@ SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
 
 # A target with `##` is one for people: `make help` prints it.
-.PHONY: all help build arm64 kube demo test bench gpu-bundle gpu-test check deny miri fuzz packages clients install uninstall dist deb rpm clean
+.PHONY: all help build arm64 kube demo test bench gpu-bundle gpu-test check deny miri fuzz packages clients install uninstall dist deb rpm image clean
 
 all: build
 
@@ -148,6 +148,10 @@ deb: build ## The same as a package for Debian and Ubuntu.
 
 rpm: build ## The same as a package for Fedora, RHEL and SUSE; needs rpmbuild.
 	packaging/package.sh rpm "$(VERSION)" dist
+
+# Loaded as localhost/gpushare, or as IMAGE names it.
+image: build kube ## All of it for a cluster, as an OCI image; needs busybox-static.
+	packaging/package.sh image "$(VERSION)" dist
 
 clean: ## Removes what was built.
 	$(CARGO) clean

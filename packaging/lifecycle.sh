@@ -7,12 +7,12 @@ refuse() {
     exit 1
 }
 
-# may_come LEDGER: refuses programs that cannot read the leases of this machine, because newer ones wrote them. LEDGER
-# is the version of leases that the programs write (VERSION in quota/src/ledger/text.rs); they read all earlier ones.
-# They would refuse every container, and those that run could not give their shares back. Only the usual state folder
-# is looked at.
+# may_come LEDGER [ROOT]: refuses programs that cannot read the leases of this machine, because newer ones wrote them.
+# LEDGER is the version of leases that the programs write (VERSION in quota/src/ledger/text.rs); they read all earlier
+# ones. They would refuse every container, and those that run could not give their shares back. Only the usual state
+# folder is looked at, below ROOT where the machine's root is mounted there.
 may_come() {
-    for ledger in /run/gpushare/leases-*; do
+    for ledger in "${2-}"/run/gpushare/leases-*; do
         found=$(sed -n '1s/^gpushare leases, version \([0-9][0-9]*\):.*/\1/p' "$ledger" 2>/dev/null) || continue
         [ "${found:-0}" -le "$1" ] ||
             refuse "$ledger has version $found, this gpushare reads $1:" \
@@ -32,11 +32,15 @@ may_go() {
     # MPS gives GPUs back a moment after the last share, if it is served.
     ! ls /run/gpushare/mps/*/compute-mode >/dev/null 2>&1 ||
         refuse "GPUs are still in MPS' compute mode: keep \`gpushare mps serve\` running for a moment, or say FORCE=1"
-    # An engine that still names the runtime could start none of its containers, nor stop those that it has.
-    [ -x "$1/bin/gpushare" ] || return 0
+    [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" ", or say FORCE=1"
+}
+
+# unnamed GPUSHARE [ELSE]: refuses while an engine still names the runtime: it could start none of its containers, nor
+# stop those that it has. GPUSHARE is the program, ELSE what the refusal says at its end.
+unnamed() {
     for engine in docker containerd crio podman; do
-        ! "$1/bin/gpushare" configure "$engine" --remove --dry-run --json 2>/dev/null | grep -q '"changed": true' ||
-            refuse "$engine still has the runtime: run \`gpushare configure $engine --remove\` first, or say FORCE=1"
+        ! "$1" configure "$engine" --remove --dry-run --json 2>/dev/null | grep -q '"changed": true' ||
+            refuse "$engine still has the runtime: run \`gpushare configure $engine --remove\` first${2-}"
     done
 }
 
@@ -73,12 +77,17 @@ after_install() {
         echo "gpushare: run \`gpushare sweep\`, which takes over the leases of the version before"
 }
 
-# What nobody needs without the programs. Engines would offer devices whose hook is gone.
+# forget_shares [ROOT]: what nobody needs without the programs. Engines would offer devices whose hook is gone.
 forget_shares() {
-    umount -R /run/gpushare/limits 2>/dev/null || true
-    rm -rf /run/gpushare /var/cache/gpushare || true
+    umount -R "${1-}/run/gpushare/limits" 2>/dev/null || true
+    rm -rf "${1-}/run/gpushare" "${1-}/var/cache/gpushare" || true
+    forget_devices "${1-}"
+}
+
+# forget_devices [ROOT]: the CDI devices, which name the hook.
+forget_devices() {
     for kind in share gpu; do
-        rm -f "/etc/cdi/gpushare-$kind.json" "/var/run/cdi/gpushare-$kind.json"
+        rm -f "${1-}/etc/cdi/gpushare-$kind.json" "${1-}/run/cdi/gpushare-$kind.json"
     done
 }
 

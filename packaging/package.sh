@@ -1,9 +1,10 @@
 #!/bin/sh
-# Packs what install.sh installs: package.sh deb|rpm|tar VERSION FOLDER. Prints the file that it made in FOLDER, beside
-# which lies its sha256. The same checkout with the same target/ gives the same bytes.
+# Packs what install.sh installs: package.sh deb|rpm|tar|image VERSION FOLDER. Prints the file that it made in FOLDER,
+# beside which lies its sha256. The same checkout with the same target/ gives the same bytes.
 #
-# Here is all that a package says of itself. Which files it has, install.sh says: nothing is listed twice. The agent for
-# Kubernetes is not in it: it runs as a DaemonSet from an image of the cluster's, not from the nodes' package manager.
+# Here is all that a package says of itself. Which files it has, install.sh says: nothing is listed twice. The agent
+# for Kubernetes is in the image alone, from which a cluster installs all of gpushare; on nodes with a package it is
+# copied by hand.
 set -eu
 umask 022
 export LC_ALL=C TZ=UTC
@@ -18,14 +19,14 @@ runc as they came.'
 licence=Apache-2.0
 # Whoever publishes packages says who answers for them.
 maintainer=${MAINTAINER:-gpushare maintainers <maintainers@gpushare.invalid>}
-# How hard xz tries, 0 to 9. Tests do not wait for the last tenth.
+# How hard xz and gzip try, 0 to 9. Tests do not wait for the last tenth.
 level=${XZ_LEVEL:-9}
 
 fail() {
     echo "package.sh: $*" >&2
     exit 1
 }
-[ $# = 3 ] || fail "say deb, rpm or tar, a version and a folder, as: package.sh deb 0.1.0 dist"
+[ $# = 3 ] || fail "say deb, rpm, tar or image, a version and a folder, as: package.sh deb 0.1.0 dist"
 kind=$1
 version=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -39,7 +40,8 @@ case $kind in
 deb) tool=dpkg-deb hint=dpkg ;;
 rpm) tool=rpmbuild hint="rpm (Debian, Ubuntu) or rpm-build (Fedora)" ;;
 tar) tool=tar hint=tar ;;
-*) fail "no kind of package: $kind; say deb, rpm or tar" ;;
+image) tool=ldd hint=libc-bin ;;
+*) fail "no kind of package: $kind; say deb, rpm, tar or image" ;;
 esac
 for needed in $tool python3 readelf; do
     [ "$needed" = "$tool" ] || hint=$needed
@@ -60,10 +62,12 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 tree=$work/tree
 
-# stage PREFIX: what `make install` lays out, what it was made of, and under which licences.
+# stage PREFIX [PROGRAM...]: what `make install` lays out, what it and PROGRAM were made of, and under which licences.
 stage() {
     "$here/install.sh" "$tree" "$1"
-    "$here/sbom.py" "$tree$1/share/doc/gpushare"
+    prefix=$1
+    shift
+    "$here/sbom.py" "$tree$prefix/share/doc/gpushare" "$@"
 }
 
 # Distributions keep manual pages so.
@@ -250,6 +254,62 @@ tar() {
         -cf "$work/tar" "$name-$version"
     gzip -9n <"$work/tar" >"$out/$name-$version-x86_64.tar.gz"
     finished "$name-$version-x86_64.tar.gz"
+}
+
+# For clusters: an archive of an OCI image. `localhost/gpushare` is a name that no engine looks for elsewhere; whoever
+# has a registry names it by IMAGE. AGENT names another gpushare-kube than that of `make kube`.
+#
+# Besides what nodes get, in /opt/gpushare, it has what runs in its containers: node.sh, a busybox for that, and the
+# glibc of this machine for gpushare and gpushare-kube. A static glibc is no way out: gpushare opens NVML, and resolving
+# names loads libraries. On a node both run with the node's own glibc.
+image() {
+    agent=${AGENT:-$top/target/release/gpushare-kube}
+    for needed in "$agent" /bin/busybox; do
+        [ -x "$needed" ] || fail "$needed is missing: run \`make kube\`, and install the package busybox-static"
+    done
+    ! readelf --program-headers /bin/busybox | grep -q INTERP ||
+        fail "/bin/busybox needs libraries: install the package busybox-static"
+    stage /opt/gpushare gpushare-kube
+    staged=$tree
+    tree=$work/image
+    programs=$tree/opt/gpushare
+    mkdir -p "$programs/lib/systemd/system" "$tree/bin" "$tree/usr/lib/gpushare" "$tree/usr/share/doc" "$tree/host" \
+        "$tree/etc" "$tree/proc" "$tree/sys" "$tree/dev" "$tree/tmp"
+    chmod 1777 "$tree/tmp"
+    # What a node needs. The simulator, units and pages stay behind; licences are for who has the image.
+    cp -a "$staged/opt/gpushare/bin" "$programs"
+    rm "$programs/bin/gpushare-simulator"
+    cp -a "$staged/opt/gpushare/lib/gpushare" "$programs/lib"
+    cp -a "$staged/opt/gpushare/lib/systemd/system/gpushare-system.service" "$programs/lib/systemd/system"
+    install -m 755 "$agent" "$programs/bin/gpushare-kube"
+    mkdir "$tree/usr/share/doc/gpushare"
+    for file in LICENSE sbom.cdx.json third-party-licences.txt; do
+        cp "$staged/opt/gpushare/share/doc/gpushare/$file" "$tree/usr/share/doc/gpushare"
+    done
+    # A build is named by its version and its bytes: another build is another folder, which nobody uses yet.
+    (cd "$programs" && find . -type f | sed 's|^\./||' | sort | xargs sha256sum) >"$work/SHA256SUMS"
+    mv "$work/SHA256SUMS" "$programs"
+    echo "$version-$(sha256sum "$programs/SHA256SUMS" | cut -c 1-12)" >"$programs/BUILD"
+
+    sed "s/@LEDGER@/$ledger/; s/@GLIBC@/$(glibc)/" "$here/node.sh" >"$tree/usr/lib/gpushare/node.sh"
+    chmod 755 "$tree/usr/lib/gpushare/node.sh"
+    install -m 644 "$here/lifecycle.sh" "$tree/usr/lib/gpushare"
+    install -m 755 /bin/busybox "$tree/bin"
+    for applet in cat chroot cp cut dirname grep head ln ls mkdir mv nsenter readlink rm rmdir sed sh sha256sum sleep \
+        sort stat sync tr umount xargs; do
+        ln -s busybox "$tree/bin/$applet"
+    done
+    ldd "$programs/bin/gpushare" "$programs/bin/gpushare-kube" | sed -n 's|.*[ \t]\(/[^ ]*\) (.*|\1|p' | sort -u |
+        while read -r library; do
+            install -D -m 755 "$library" "$tree$library"
+        done
+    for package in busybox-static libc6 libgcc-s1; do
+        [ ! -e "/usr/share/doc/$package/copyright" ] ||
+            install -D -m 644 "/usr/share/doc/$package/copyright" "$tree/usr/share/doc/$package/copyright"
+    done
+    file=$name-$version-amd64.oci.tar
+    "$here/oci.py" "$tree" "$out/$file" "${IMAGE:-localhost/gpushare}" "$version" "$level"
+    finished "$file"
 }
 
 "$kind"

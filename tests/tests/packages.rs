@@ -1,20 +1,21 @@
-//! The deb, the rpm and the tarball: each has what `make install` lays out and the same bytes in two builds. deb and
-//! rpm are upgraded beside a container that holds a share, and go only when nobody needs them.
+//! The deb, the rpm and the tarball: each has what `make install` lays out and, as the image for clusters, the same
+//! bytes in two builds. deb and rpm are upgraded beside a container that holds a share, and go only when nobody
+//! needs them.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use nix::mount::{MsFlags, mount};
 use serde_json::Value;
 
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, Outcome};
 use gpushare_tests::leases::leases;
+use gpushare_tests::machine::{Machine, entries};
 use gpushare_tests::namespace::private;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
@@ -26,10 +27,10 @@ use gpushare_tests::scratch::Scratch;
 const OLD: &str = "0.0.9";
 const NEW: &str = "99.0.0";
 
-/// `packaging/SCRIPT ARGS...`; xz takes no pains.
+/// `packaging/SCRIPT ARGS...`; xz takes no pains, and any program stands for the agent, which is built apart.
 fn packaging(script: &str, args: &[&str]) -> Command {
     let mut run = Command::new(artifacts::checkout().join("packaging").join(script));
-    run.args(args).env("XZ_LEVEL", "0");
+    run.args(args).env("XZ_LEVEL", "0").env("AGENT", "/usr/bin/sleep");
     run
 }
 
@@ -89,101 +90,20 @@ impl Kind {
     }
 }
 
-/// This machine's own root below an overlay, as a machine of its own: its dpkg, its shell and its glibc, and
-/// nothing that is installed there is left. For a mount namespace of its own.
-struct Machine {
-    scratch: Scratch,
+/// Installs `version` on `machine`, or refuses to.
+fn install(machine: &Machine, kind: Kind, version: &'static str) -> Outcome {
+    let package = package(kind, version);
+    let inside = machine.path("var/tmp").join(package.file_name().expect("a package has a name"));
+    let _ = fs::copy(package, &inside).expect("a package can be copied");
+    let path = format!("/var/tmp/{}", inside.file_name().expect("a package has a name").display());
+    let outcome = machine.run(&[kind.install(), &[path.as_str()][..]].concat());
+    fs::remove_file(inside).expect("the copy can be removed");
+    outcome
 }
 
-impl Machine {
-    fn new() -> Self {
-        let machine = Self { scratch: Scratch::new("machine") };
-        let layer = machine.scratch.folder("layer");
-        // The upper layer cannot lie in the lower one, so it is a file system of its own.
-        mount(Some("tmpfs"), &layer, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
-            .expect("a tmpfs can be mounted");
-        let (upper, work) = (machine.scratch.folder("layer/upper"), machine.scratch.folder("layer/work"));
-        let options = format!("lowerdir=/,upperdir={},workdir={}", upper.display(), work.display());
-        let root = machine.scratch.folder("root");
-        mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-            .expect("an overlay over the machine's root can be mounted");
-        for folder in ["/dev", "/proc", "/sys"] {
-            machine.bind(Path::new(folder));
-        }
-        // A machine that nobody has used gpushare on yet, also where this one has it.
-        for path in ["etc/gpushare", "etc/docker", "run/gpushare", "run/systemd", "var/lib/gpushare"] {
-            // It may not be there.
-            let _ = fs::remove_dir_all(root.join(path));
-        }
-        machine
-    }
-
-    fn path(&self, inside: &str) -> PathBuf {
-        self.scratch.path().join("root").join(inside)
-    }
-
-    /// Shows the host's `folder` at the same path.
-    fn bind(&self, folder: &Path) {
-        let inside = self.path("").join(folder.strip_prefix("/").expect("an absolute path"));
-        fs::create_dir_all(&inside).expect("a folder can be made in an overlay");
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some(folder), &inside, None::<&str>, flags, None::<&str>).expect("a folder can be bound");
-    }
-
-    fn chroot(&self, args: &[&str]) -> Command {
-        let mut run = Command::new("chroot");
-        run.arg(self.path("")).args(args).env("DEBIAN_FRONTEND", "noninteractive").env_remove("FORCE");
-        run
-    }
-
-    fn run(&self, args: &[&str]) -> Outcome {
-        command::run(&mut self.chroot(args))
-    }
-
-    /// Installs `version`, or refuses to.
-    fn install(&self, kind: Kind, version: &'static str) -> Outcome {
-        let package = package(kind, version);
-        let inside = self.path("var/tmp").join(package.file_name().expect("a package has a name"));
-        let _ = fs::copy(package, &inside).expect("a package can be copied");
-        let path = format!("/var/tmp/{}", inside.file_name().expect("a package has a name").display());
-        let outcome = self.run(&[kind.install(), &[path.as_str()][..]].concat());
-        fs::remove_file(inside).expect("the copy can be removed");
-        outcome
-    }
-
-    fn version(&self, kind: Kind) -> String {
-        self.run(kind.query()).stdout
-    }
-
-    /// Files that carry the name of gpushare and are there, below the root; what a test bound there is none.
-    fn left(&self) -> Vec<String> {
-        let upper = self.scratch.path().join("layer/upper");
-        let name = |path: &PathBuf| path.to_string_lossy().into_owned();
-        let named = entries(&upper).into_iter().filter(|path| name(path).contains("gpushare"));
-        let of_packages = named.filter(|path| !name(path).contains("gpushare-tests-"));
-        // An overlay notes with such a device that a file of the lower layer is gone.
-        let is_there = |path: &PathBuf| {
-            fs::symlink_metadata(upper.join(path)).is_ok_and(|file| !file.file_type().is_char_device())
-        };
-        of_packages.filter(is_there).map(|path| name(&path)).collect()
-    }
-}
-
-/// All files and folders below `folder`, by their paths from there, in order.
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    fn walk(top: &Path, below: &Path, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(top.join(below)).into_iter().flatten().flatten() {
-            let path = below.join(entry.file_name());
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                walk(top, &path, found);
-            }
-            found.push(path);
-        }
-    }
-    let mut found = Vec::new();
-    walk(folder, Path::new(""), &mut found);
-    found.sort();
-    found
+/// The version that is installed on `machine`.
+fn version(machine: &Machine, kind: Kind) -> String {
+    machine.run(kind.query()).stdout
 }
 
 /// Of each file, by its path below a folder: its mode and its bytes.
@@ -228,18 +148,21 @@ fn assert_same(what: &str, mut got: Files, mut want: Files) {
 #[test]
 #[ignore = "needs the release build: packs its files"]
 fn two_builds_of_a_package_have_the_same_bytes() {
-    if !met(&[Need::Dpkg, Need::Rpmbuild]) {
+    if !met(&[Need::Dpkg, Need::Rpmbuild, Need::Busybox]) {
         return;
     }
     let scratch = Scratch::new("same-bytes");
-    for kind in ["deb", "rpm", "tar"] {
+    for kind in ["deb", "rpm", "tar", "image"] {
         let first = pack(kind, OLD, &scratch.folder("first"));
         // Another user, elsewhere in the world, with a home of his own.
         let again =
             format!("umask 077; exec {}/packaging/package.sh \"$@\"", artifacts::checkout().display());
         let mut run = Command::new("sh");
         run.args(["-c", &again, "sh", kind, OLD]).arg(scratch.folder("second"));
-        run.env("XZ_LEVEL", "0").env("TZ", "Asia/Tokyo").env("LC_ALL", "C.UTF-8");
+        run.env("XZ_LEVEL", "0")
+            .env("AGENT", "/usr/bin/sleep")
+            .env("TZ", "Asia/Tokyo")
+            .env("LC_ALL", "C.UTF-8");
         run.env("TMPDIR", scratch.folder("another-folder-for-temporary-files"));
         let second = PathBuf::from(command::run(&mut run).expect_success(kind).stdout.trim_end());
         let read = |path: &Path| fs::read(path).expect("a package can be read");
@@ -371,7 +294,7 @@ fn a_package_that_cannot_be_is_refused_in_one_line() {
     let scratch = Scratch::new("refused");
     let folder = scratch.path().to_str().expect("a temporary folder's name is text");
     for (args, want) in [
-        (&["deb", "0.1.0"][..], "say deb, rpm or tar, a version and a folder"),
+        (&["deb", "0.1.0"][..], "say deb, rpm, tar or image, a version and a folder"),
         (&["zip", "0.1.0", folder][..], "no kind of package: zip"),
         (&["deb", "v0.1.0", folder][..], "a version begins with a digit"),
         (&["rpm", "0.1-0", folder][..], "a version has letters, digits and .+~ alone"),
@@ -418,10 +341,10 @@ fn an_rpm_is_upgraded_beside_a_container_and_leaves_only_data() {
 
 /// Installs, upgrades beside a container and removes; settings are changed, and there is a history.
 fn comes_and_goes(machine: &Machine, kind: Kind) {
-    let told = machine.install(kind, OLD).expect_success("the installation").stdout;
+    let told = install(machine, kind, OLD).expect_success("the installation").stdout;
     assert!(told.contains("gpushare configure docker"), "{told}");
     assert!(!machine.path("etc/docker/daemon.json").exists(), "no engine is told without being asked");
-    assert_eq!(machine.version(kind), format!("{OLD} installed"));
+    assert_eq!(version(machine, kind), format!("{OLD} installed"));
     let settings = machine.path("etc/gpushare/gpushare.toml");
     let shipped = fs::read_to_string(&settings).expect("the settings are installed");
     fs::write(&settings, shipped + "# mine\n").expect("the settings can be written");
@@ -436,8 +359,8 @@ fn comes_and_goes(machine: &Machine, kind: Kind) {
     let beside_a_share =
         |args: &[&str]| command::run(machine.chroot(args).env("GPUSHARE_CONFIG", runtime.config()));
 
-    let _ = machine.install(kind, NEW).expect_success("the upgrade");
-    assert_eq!(machine.version(kind), format!("{NEW} installed"));
+    let _ = install(machine, kind, NEW).expect_success("the upgrade");
+    assert_eq!(version(machine, kind), format!("{NEW} installed"));
     let kept = fs::read_to_string(&settings).expect("the settings are there");
     assert!(kept.ends_with("# mine\n"), "{kept}");
     assert_eq!(leases(runtime.config()).len(), 1);
@@ -459,7 +382,7 @@ fn comes_and_goes(machine: &Machine, kind: Kind) {
     let newer = state.join("leases-of-a-newer-gpushare");
     fs::write(&newer, "gpushare leases, version 9999: 0000000000 bytes, crc32 00000000\n")
         .expect("a file can be made in an overlay");
-    assert_refused(machine, kind, &machine.install(kind, OLD), "has version 9999, this gpushare reads");
+    assert_refused(machine, kind, &install(machine, kind, OLD), "has version 9999, this gpushare reads");
     fs::remove_file(newer).expect("the file can be removed");
 
     let cdi = machine.path("etc/cdi");
@@ -479,6 +402,6 @@ fn assert_refused(machine: &Machine, kind: Kind, outcome: &Outcome, want: &str) 
     assert!(!outcome.success(), "{want}: {outcome:?}");
     let ours = outcome.stderr.lines().filter(|line| line.starts_with("gpushare: ")).collect::<Vec<_>>();
     assert!(ours.len() == 1 && ours[0].contains(want), "{want}: {outcome:?}");
-    assert_eq!(machine.version(kind), format!("{NEW} installed"), "{want}");
+    assert_eq!(version(machine, kind), format!("{NEW} installed"), "{want}");
     assert!(machine.path("usr/bin/gpushare-runtime").exists(), "{want}");
 }

@@ -1,0 +1,649 @@
+//! The container image, and its installer on a node of a cluster: killed at each step it goes on where it was, and at
+//! no moment does the engine's file name a runtime that is not there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use gpushare_tests::artifacts;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::{self, Outcome};
+use gpushare_tests::leases::leases;
+use gpushare_tests::machine::{Machine, entries};
+use gpushare_tests::namespace::private;
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::runtime::Runtime;
+use gpushare_tests::scratch::Scratch;
+
+/// Two versions of the image, whose programs are the same.
+const OLD: &str = "0.0.9";
+const NEW: &str = "99.0.0";
+
+/// What stands for the agent, which is built apart: it tells its version, and can run for long.
+const AGENT: &str = "/usr/bin/sleep";
+
+/// The engine's file, below the node's root.
+const ENGINE_FILE: &str = "etc/containerd/config.toml";
+
+/// How soon a process that waits for another has seen its end.
+const SOON: Duration = Duration::from_secs(30);
+
+/// Packs the image `version`, and returns its archive.
+fn packed(version: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("images");
+    let mut run = Command::new(artifacts::checkout().join("packaging/package.sh"));
+    run.args(["image", version]).arg(folder).env("XZ_LEVEL", "1").env("AGENT", AGENT);
+    PathBuf::from(command::run(&mut run).expect_success("package.sh").stdout.trim_end())
+}
+
+fn tar(args: &[&str], archive: &Path, folder: &Path) {
+    fs::create_dir_all(folder).expect("a folder can be made below target");
+    let _ =
+        command::run(Command::new("tar").args(args).arg(archive).arg("-C").arg(folder)).expect_success("tar");
+}
+
+/// The blob that a descriptor of OCI names, in an unpacked image.
+fn blob(image: &Path, descriptor: &Value) -> PathBuf {
+    let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
+    image.join("blobs/sha256").join(digest.expect("each descriptor has a digest"))
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).expect("the file is there")).expect("it is JSON")
+}
+
+/// The root that containers of the image see, unpacked once for all tests here.
+fn image(version: &'static str) -> &'static Path {
+    static UNPACKED: LazyLock<BTreeMap<&str, PathBuf>> = LazyLock::new(|| {
+        let unpack = |version| {
+            let archive = packed(version);
+            let folder = archive.with_extension("unpacked");
+            // One of an earlier run may be there.
+            let _ = fs::remove_dir_all(&folder);
+            tar(&["-xf"], &archive, &folder.join("layout"));
+            let index = json(&folder.join("layout/index.json"));
+            let manifest = json(&blob(&folder.join("layout"), &index["manifests"][0]));
+            tar(&["-xzf"], &blob(&folder.join("layout"), &manifest["layers"][0]), &folder.join("root"));
+            (version, folder.join("root"))
+        };
+        [OLD, NEW].into_iter().map(unpack).collect()
+    });
+    &UNPACKED[version]
+}
+
+/// What the image `version` calls itself.
+fn build(version: &'static str) -> String {
+    let name = fs::read_to_string(image(version).join("opt/gpushare/BUILD")).expect("it is in each image");
+    name.trim_end().to_owned()
+}
+
+/// A machine as a node: its engine is containerd, which systemd restarts.
+struct Node {
+    machine: Machine,
+    scratch: Scratch,
+}
+
+impl Node {
+    fn new() -> Self {
+        let node = Self { machine: Machine::new(), scratch: Scratch::new("steps") };
+        // The machine's own devices are no business of a test.
+        let dev = node.machine.path("dev");
+        mount(Some("tmpfs"), &dev, Some("tmpfs"), MsFlags::empty(), None::<&str>)
+            .expect("a tmpfs can be mounted");
+        let _ = command::run(Command::new("mknod").arg(dev.join("null")).args(["c", "1", "3"]))
+            .expect_success("mknod");
+        for folder in ["etc/containerd", "etc/cdi", "opt/gpushare"] {
+            // It may not be there.
+            let _ = fs::remove_dir_all(node.machine.path(folder));
+        }
+        // Notes what the engine reads when it is restarted.
+        node.script(
+            "usr/bin/systemctl",
+            "#!/bin/sh\ncp /etc/containerd/config.toml /run/engine-reads 2>/dev/null || \
+            : >/run/engine-reads\necho \"$@\" >>/run/restarts\n",
+        );
+        node
+    }
+
+    fn script(&self, path: &str, text: &str) {
+        let path = self.machine.path(path);
+        // The machine's own file may be a link.
+        let _ = fs::remove_file(&path);
+        fs::write(&path, text).expect("a file can be written in an overlay");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("and made a program");
+    }
+
+    /// `node.sh VERB` of the image `version`, on this machine's own tools.
+    fn installer(&self, version: &'static str, verb: &str) -> Command {
+        let mut run = Command::new("sh");
+        run.arg(image(version).join("usr/lib/gpushare/node.sh")).arg(verb).env_clear();
+        run.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
+            .env("ENGINE", "containerd")
+            .env("FOLDER", "/opt/gpushare");
+        run.env("HOST", self.host()).env("TREE", image(version).join("opt/gpushare"));
+        run
+    }
+
+    fn host(&self) -> String {
+        self.machine.path("").to_str().expect("its name is text").trim_end_matches('/').to_owned()
+    }
+
+    fn run(&self, version: &'static str, verb: &str) -> Outcome {
+        command::run(&mut self.installer(version, verb))
+    }
+
+    fn install(&self, version: &'static str) {
+        let _ = self.run(version, "install").expect_success("node.sh install");
+    }
+
+    fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.machine.path(path)).unwrap_or_default()
+    }
+
+    fn restarts(&self) -> usize {
+        self.read("run/restarts").lines().count()
+    }
+
+    /// The build that new containers get.
+    fn current(&self) -> Option<String> {
+        let link = fs::read_link(self.machine.path("opt/gpushare/current")).ok()?;
+        Some(link.to_string_lossy().into_owned())
+    }
+
+    fn has(&self, version: &'static str) -> bool {
+        self.machine.path("opt/gpushare").join(build(version)).exists()
+    }
+
+    /// Asserts that the engine's file names no runtime, or one that is there as a whole.
+    fn assert_engine_finds_its_runtime(&self, when: &str) {
+        let text = self.read(ENGINE_FILE);
+        let Some((_, rest)) = text.split_once("BinaryName = \"/") else { return };
+        let (path, _) = rest.split_once('"').expect("the value has an end");
+        let path = self.machine.path(path);
+        let found = fs::metadata(&path).unwrap_or_else(|error| panic!("{when}: {}: {error}", path.display()));
+        let whole = fs::metadata(artifacts::wrapper()).expect("it is built");
+        assert_eq!((found.len(), found.mode() & 0o111), (whole.len(), 0o111), "{when}");
+    }
+
+    /// All that an installation or a removal leaves: names below /opt and /etc, the link, the engine's file, and
+    /// what the engine has read.
+    fn state(&self) -> (Vec<String>, Option<String>, String, String) {
+        let mut left = self.machine.left();
+        left.extend(
+            entries(&self.machine.path("etc/containerd")).iter().map(|path| format!("{}", path.display())),
+        );
+        left.retain(|path| !path.starts_with("run/") && !path.starts_with("var/"));
+        (left, self.current(), self.read(ENGINE_FILE), self.read("run/engine-reads"))
+    }
+
+    /// Runs `node.sh VERB` until it has taken the step `at`, and kills all of it then: after that step, or within it
+    /// if it copies a file. Returns the steps, by the names of their programs.
+    fn killed(&self, version: &'static str, verb: &str, at: usize, within: bool) -> Vec<String> {
+        let steps = self.scratch.folder("programs");
+        for name in ["chroot", "cp", "ln", "mkdir", "mv", "rm", "rmdir", "sync"] {
+            let path = steps.join(name);
+            fs::write(&path, format!("#!/bin/sh\nname={name}\n{STEP}")).expect("a file can be written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("and made a program");
+        }
+        let count = self.scratch.path().join("count");
+        // It is not there at first.
+        let _ = fs::remove_file(&count);
+        let mut run = self.installer(version, verb);
+        run.env("PATH", format!("{}:/usr/bin:/bin:/usr/sbin:/sbin", steps.display())).process_group(0);
+        run.env("COUNT", &count).env("AT", at.to_string()).env("WITHIN", if within { "yes" } else { "" });
+        let outcome = command::run(&mut run);
+        assert_eq!(outcome.success(), at == 0, "step {at}: {outcome:?}");
+        fs::read_to_string(count).expect("there are steps").lines().map(str::to_owned).collect()
+    }
+}
+
+/// A program that counts its calls, and at the one that it is told ends its whole process group, as an end of the
+/// container does.
+const STEP: &str = r#"
+echo "$name" >>"$COUNT"
+PATH=/usr/bin:/bin:/usr/sbin:/sbin
+number=$(wc -l <"$COUNT")
+if [ "$number" = "$AT" ] && [ -n "$WITHIN" ] && [ "$name" = cp ]; then
+    for last; do :; done
+    head -c 1000 "$2" >"$last"
+    kill -9 0
+fi
+"$name" "$@"
+status=$?
+[ "$number" != "$AT" ] || kill -9 0
+exit $status
+"#;
+
+/// A process that keeps a container as a shim of containerd does: it works in the container's folder, where `notes`
+/// are. Ended on drop.
+struct Shim {
+    process: Child,
+}
+
+impl Shim {
+    fn start(scratch: &Scratch, node: &Node, notes: &[(&str, String)]) -> Self {
+        let program = scratch.path().join("containerd-shim-runc-v2");
+        let _ = fs::copy(AGENT, &program).expect("a program can be copied");
+        let folder = node.machine.path("run/anywhere/io.containerd.runtime.v2.task/k8s.io/pod-1");
+        fs::create_dir_all(&folder).expect("a folder can be made in an overlay");
+        for (name, text) in notes {
+            fs::write(folder.join(name), text).expect("a file can be written in an overlay");
+        }
+        let process = Command::new(program).arg("1000").current_dir(folder).spawn().expect("it starts");
+        Self { process }
+    }
+}
+
+impl Drop for Shim {
+    fn drop(&mut self) {
+        self.process.kill().expect("one's own child can be ended");
+        let _ = self.process.wait().expect("and waited for");
+    }
+}
+
+const NEEDS: &[Need] = &[Need::Root, Need::Busybox, Need::Containerd];
+
+#[test]
+#[ignore = "needs root and the release build: unpacks an image"]
+fn every_blob_of_the_image_has_its_digest_and_an_engine_takes_it() {
+    if !met(&[Need::Root, Need::Busybox, Need::Podman]) {
+        return;
+    }
+    let layout = image(NEW).parent().expect("it lies in a folder").join("layout");
+    for path in entries(&layout.join("blobs/sha256")) {
+        let told = command::run(Command::new("sha256sum").arg(layout.join("blobs/sha256").join(&path)));
+        assert_eq!(told.stdout.split(' ').next(), path.to_str());
+    }
+    let manifest = json(&blob(&layout, &json(&layout.join("index.json"))["manifests"][0]));
+    let unpack = format!("gzip -d <{} | sha256sum", blob(&layout, &manifest["layers"][0]).display());
+    let told = command::run(Command::new("sh").args(["-c", &unpack])).stdout;
+    let config = json(&blob(&layout, &manifest["config"]));
+    assert_eq!(
+        config["rootfs"]["diff_ids"][0].as_str(),
+        told.split(' ').next().map(|sum| format!("sha256:{sum}")).as_deref()
+    );
+
+    let scratch = Scratch::new("podman");
+    let podman = |args: &[&str]| {
+        let mut run = Command::new("podman");
+        run.arg("--root")
+            .arg(scratch.path().join("root"))
+            .arg("--runroot")
+            .arg(scratch.path().join("runroot"));
+        command::run(run.args(["--storage-driver", "vfs"]).args(args)).expect_success("podman")
+    };
+    let archive = layout.parent().expect("it lies in a folder").with_extension("tar");
+    let _ = podman(&["load", "--input", &archive.to_string_lossy()]);
+    let listed = podman(&["images", "--format", "{{.Repository}}:{{.Tag}}"]).stdout;
+    assert_eq!(listed.trim_end(), format!("localhost/gpushare:{NEW}"));
+    let _ = podman(&["rmi", "--all", "--force"]);
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs on a node of its own"]
+fn a_node_is_installed_in_the_image_and_told_once_and_later_builds_restart_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        // As in the container: its own programs alone, on a root that cannot be written.
+        let inside = |version| {
+            let root = Scratch::new("container");
+            let bind = |from: &Path, to: &Path, flags| {
+                mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | flags, None::<&str>)
+                    .expect("it can be bound");
+            };
+            bind(image(version), root.path(), MsFlags::empty());
+            bind(root.path(), root.path(), MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY);
+            bind(Path::new(&node.host()), &root.path().join("host"), MsFlags::MS_REC);
+            bind(&node.machine.path("dev"), &root.path().join("dev"), MsFlags::empty());
+            let mut run = Command::new("/usr/sbin/chroot");
+            run.arg(root.path()).args(["/usr/lib/gpushare/node.sh", "install"]);
+            run.env_clear().env("PATH", "/opt/gpushare/bin:/bin").env("ENGINE", "containerd");
+            let _ = command::run(&mut run).expect_success("node.sh install");
+        };
+        inside(OLD);
+        assert_eq!(node.current(), Some(build(OLD)));
+        let told = node.read(ENGINE_FILE);
+        assert!(told.contains("BinaryName = \"/opt/gpushare/current/bin/gpushare-runtime\""), "{told}");
+        assert_eq!(node.read("run/restarts"), "restart containerd\n");
+        node.assert_engine_finds_its_runtime("installed");
+        let version = node.machine.run(&["/opt/gpushare/current/bin/gpushare", "--version"]);
+        let _ = version.expect_success("gpushare --version");
+
+        inside(OLD);
+        inside(NEW);
+        assert_eq!(node.current(), Some(build(NEW)));
+        assert_eq!((node.read(ENGINE_FILE), node.restarts()), (told, 1));
+        assert!(!node.has(OLD), "nobody used it");
+        for path in entries(&node.machine.path("opt/gpushare")) {
+            let file =
+                fs::symlink_metadata(node.machine.path("opt/gpushare").join(&path)).expect("it is there");
+            let safe = file.is_symlink() || file.uid() == 0 && file.mode() & 0o022 == 0;
+            assert!(safe, "{}: {:o}", path.display(), file.mode());
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root and the release build: kills installers on nodes of its own"]
+fn an_installer_that_is_killed_at_any_step_goes_on() {
+    if !met(NEEDS) {
+        return;
+    }
+    // What is on the node before, and what is killed.
+    for (before, version, verb) in
+        [(None, NEW, "install"), (Some(OLD), NEW, "install"), (Some(NEW), NEW, "remove")]
+    {
+        let what = format!("{verb} on {before:?}");
+        let node = || {
+            let node = Node::new();
+            if let Some(version) = before {
+                node.install(version);
+            }
+            node
+        };
+        let (steps, want) = private(|| {
+            let node = node();
+            (node.killed(version, verb, 0, false), node.state())
+        });
+        assert!(steps.len() > 10, "{what}: {steps:?}");
+        assert_eq!(want.2, want.3, "{what}: the engine has read its file");
+        assert_eq!(want.1.is_some(), verb == "install", "{what}");
+        let after = steps.iter().zip(1..).map(|(name, at)| (name, at, false));
+        let within =
+            steps.iter().zip(1..).filter(|(name, _)| *name == "cp").map(|(name, at)| (name, at, true));
+        for (name, at, within) in after.chain(within) {
+            let when =
+                format!("{what}, killed {} step {at}, {name}", if within { "within" } else { "after" });
+            let got = private(|| {
+                let node = node();
+                let _ = node.killed(version, verb, at, within);
+                node.assert_engine_finds_its_runtime(&when);
+                let _ = node.run(version, verb).expect_success(&when);
+                node.assert_engine_finds_its_runtime(&when);
+                node.state()
+            });
+            assert_eq!(got, want, "{when}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs on a node of its own"]
+fn a_build_stays_while_a_container_or_a_process_or_a_device_needs_it() {
+    if !met(NEEDS) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        let scratch = Scratch::new("users");
+        node.install(OLD);
+        let of_old = format!("/opt/gpushare/{}", build(OLD));
+        let config = format!(r#"{{"hooks":{{"poststop":[{{"path":"{of_old}/bin/gpushare-hook"}}]}}}}"#);
+
+        let shim = Shim::start(&scratch, &node, &[("config.json", config.clone())]);
+        node.install(NEW);
+        assert_eq!(node.current(), Some(build(NEW)));
+        assert!(node.has(OLD), "a container's hook is in it");
+        drop(shim);
+
+        let agent = node.machine.path(&of_old[1..]).join("bin/gpushare-kube");
+        let mut agent = Command::new(agent).arg("1000").spawn().expect("it starts");
+        node.install(NEW);
+        assert!(node.has(OLD), "a process runs from it");
+        agent.kill().expect("one's own child can be ended");
+        let _ = agent.wait().expect("and waited for");
+
+        let device = node.machine.path("etc/cdi/gpushare-share.json");
+        fs::create_dir_all(device.parent().expect("it has a folder"))
+            .expect("a folder can be made in an overlay");
+        fs::write(&device, &config).expect("a file can be written in an overlay");
+        node.install(NEW);
+        assert!(node.has(OLD), "a CDI device names its hook");
+        fs::remove_file(device).expect("the file can be removed");
+
+        node.install(NEW);
+        assert!(!node.has(OLD), "nobody needs it any more");
+    });
+}
+
+#[test]
+#[ignore = "needs root and runc: installs on a node of its own, and runs a container"]
+fn a_container_of_an_earlier_build_keeps_its_share_and_is_ended_by_the_later_one() {
+    if !met(&[Need::Root, Need::Busybox, Need::Containerd, Need::Runc]) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        let scratch = Scratch::new("earlier");
+        node.install(OLD);
+        let gpus = SimulatedNode::one_gpu();
+        let runtime =
+            Runtime::installed(&node.machine.path("opt/gpushare/current/bin/gpushare-runtime"), &gpus);
+        let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB");
+        let container = runtime.run(&bundle);
+        let config = fs::read_to_string(bundle.config_path()).expect("it is there");
+        assert!(config.contains(&format!("/opt/gpushare/{}/bin/gpushare-hook", build(OLD))), "{config}");
+        let shim = Shim::start(&scratch, &node, &[("config.json", config)]);
+
+        node.install(NEW);
+        assert!(node.has(OLD), "the container's hook is in it");
+        let report = Report::of(&container, &["5GiB", "3GiB"]);
+        report.assert_size(4 * GIB);
+        assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
+        let beside = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB");
+        let beside_it = runtime.run(&beside);
+        let config = fs::read_to_string(beside.config_path()).expect("it is there");
+        assert!(config.contains(&format!("/opt/gpushare/{}/bin/gpushare-hook", build(NEW))), "{config}");
+        assert_eq!(leases(runtime.config()).len(), 2);
+        drop(container);
+        assert_eq!(leases(runtime.config()).len(), 1);
+        drop((beside_it, shim));
+        assert_eq!(leases(runtime.config()), []);
+        node.install(NEW);
+        assert!(!node.has(OLD), "nobody needs it any more");
+    });
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs on a node of its own"]
+fn who_runs_programs_waits_for_their_build_and_the_keeper_removes_the_one_before() {
+    if !met(NEEDS) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        let scratch = Scratch::new("verbs");
+        let spawn = |verb: &str| command::spawn(&mut node.installer(NEW, verb), &scratch.folder(verb));
+        node.install(OLD);
+        let mut waiting = spawn("wait");
+        let said = || fs::read_to_string(scratch.path().join("wait/stdout")).unwrap_or_default();
+        assert!(
+            command::eventually(SOON, || said().contains("waits until the installer has made")),
+            "{}",
+            said()
+        );
+        let agent = node.machine.path("opt/gpushare/current/bin/gpushare-kube");
+        let mut agent = Command::new(agent).arg("1000").spawn().expect("it starts");
+        assert!(command::wait(&mut waiting, Duration::from_millis(1500)).is_none(), "{OLD} is not {NEW}");
+        node.install(NEW);
+        assert!(command::wait(&mut waiting, SOON).expect("it ends").success());
+        agent.kill().expect("one's own child can be ended");
+        let _ = agent.wait().expect("and waited for");
+
+        assert!(node.has(OLD));
+        let mut keeper = spawn("keep");
+        assert!(command::eventually(SOON, || !node.has(OLD)), "nobody needs it any more");
+        let pid = Pid::from_raw(i32::try_from(keeper.id()).expect("pids are small"));
+        kill(pid, Signal::SIGTERM).expect("one's own child can be told");
+        assert!(command::wait(&mut keeper, SOON).expect("it ends").success());
+        assert!(
+            node.current() == Some(build(NEW)) && !node.read(ENGINE_FILE).is_empty(),
+            "nothing else goes"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs on a node of its own"]
+fn a_restart_that_was_due_is_made_up_for_but_not_after_a_reboot() {
+    if !met(NEEDS) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        node.install(NEW);
+        let note = node.machine.path("opt/gpushare/restart");
+        for (boot, restarts) in
+            [("another-boot\n".to_owned(), 1), (node.read("proc/sys/kernel/random/boot_id"), 2)]
+        {
+            fs::write(&note, &boot).expect("a file can be written in an overlay");
+            node.install(NEW);
+            assert_eq!((node.restarts(), note.exists()), (restarts, false), "{boot}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs on a node of its own"]
+fn a_removal_waits_for_containers_and_leaves_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        let scratch = Scratch::new("removal");
+        let settings = scratch.file("settings.toml", "[request]\nstrict = true\n");
+        let install = || {
+            let mut run = node.installer(NEW, "install");
+            let _ = command::run(run.env("SETTINGS", &settings)).expect_success("node.sh install");
+        };
+        install();
+        let drop_in = "etc/gpushare/gpushare.toml.d/20-cluster.toml";
+        assert!(node.read(drop_in).ends_with("[request]\nstrict = true\n"), "{}", node.read(drop_in));
+        node.install(NEW);
+        assert_eq!(node.read(drop_in), "", "settings that the chart has no more go");
+        install();
+        // It asked for nothing, so its config.json tells nothing; its shim calls the runtime to stop it.
+        let runtime = r#"{"binary_name":"/opt/gpushare/current/bin/gpushare-runtime"}"#;
+        let shim = Shim::start(&scratch, &node, &[("options.json", runtime.to_owned())]);
+
+        let outcome = command::run(node.installer(NEW, "remove").env("ENGINE", "none"));
+        assert!(
+            !outcome.success() && outcome.stderr.contains("containerd still has the runtime"),
+            "{outcome:?}"
+        );
+        assert_eq!(node.current(), Some(build(NEW)), "somebody else has told containerd");
+
+        let output = scratch.folder("output");
+        let mut removal = command::spawn(&mut node.installer(NEW, "remove"), &output);
+        let said = || fs::read_to_string(output.join("stdout")).unwrap_or_default();
+        assert!(command::eventually(SOON, || said().contains("waits for the end of")), "{}", said());
+        assert!(
+            said().contains("waits for the end of container pod-1, which still uses /opt/gpushare"),
+            "{}",
+            said()
+        );
+        assert_eq!((node.read(ENGINE_FILE), node.restarts()), (String::new(), 2), "the engine is told first");
+        assert_eq!(node.current(), Some(build(NEW)), "the container can still be stopped");
+        drop(shim);
+        let ended = command::wait(&mut removal, SOON).expect("it ends");
+        assert!(ended.success(), "{}", fs::read_to_string(output.join("stderr")).unwrap_or_default());
+        assert_eq!(node.state().0, Vec::<String>::new());
+        // Where nothing is left there is nothing to do.
+        let _ = node.run(NEW, "remove").expect_success("node.sh remove");
+    });
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs on a node of its own"]
+fn what_cannot_be_installed_is_refused_in_one_line_and_changes_nothing() {
+    if !met(NEEDS) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        let scratch = Scratch::new("refused");
+        let wrong = scratch.file("wrong.toml", "[reques]\n").to_string_lossy().into_owned();
+        symlink("/opt", node.machine.path("srv/link")).expect("a link can be made in an overlay");
+        fs::create_dir_all(node.machine.path("srv/open/below")).expect("a folder can be made in an overlay");
+        fs::set_permissions(node.machine.path("srv/open"), fs::Permissions::from_mode(0o777))
+            .expect("it is ours");
+        for (name, value, want) in [
+            ("FOLDER", "opt/gpushare", "FOLDER is an absolute path below another folder"),
+            ("FOLDER", "/opt", "FOLDER is an absolute path below another folder"),
+            ("FOLDER", "/opt/../etc", "FOLDER has no empty parts and no dots"),
+            ("FOLDER", "/opt/a b", "FOLDER has letters, digits and ._- alone"),
+            (
+                "FOLDER",
+                "/srv/link/gpushare",
+                "/srv/link on the node is a link to /opt: name the folder behind it",
+            ),
+            ("FOLDER", "/srv/open/below", "/srv/open on the node can be written by others than root"),
+            ("FOLDER", "/etc/passwd/gpushare", "/etc/passwd on the node is no folder"),
+            ("ENGINE", "docker", "ENGINE is containerd, crio or none: docker"),
+            ("HOST", "/nowhere", "/nowhere does not show the node's root"),
+            ("SETTINGS", &wrong, "the settings are not taken (see above)"),
+        ] {
+            let outcome = command::run(node.installer(NEW, "install").env(name, value));
+            let ours: Vec<&str> =
+                outcome.stderr.lines().filter(|line| line.starts_with("gpushare-node: ")).collect();
+            assert!(
+                !outcome.success() && ours.len() == 1 && ours[0].contains(want),
+                "{name}={value}: {outcome:?}"
+            );
+            assert_eq!((node.current(), node.read(ENGINE_FILE)), (None, String::new()), "{name}={value}");
+        }
+        assert_eq!(node.restarts(), 0);
+
+        let state = node.machine.path("run/gpushare");
+        fs::create_dir_all(&state).expect("a folder can be made in an overlay");
+        fs::write(
+            state.join("leases-newer"),
+            "gpushare leases, version 9999: 0000000000 bytes, crc32 00000000\n",
+        )
+        .expect("a file can be written in an overlay");
+        let outcome = node.run(NEW, "install");
+        assert!(
+            !outcome.success() && outcome.stderr.contains("has version 9999, this gpushare reads"),
+            "{outcome:?}"
+        );
+        assert_eq!(node.current(), None);
+    });
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs on a node of its own"]
+fn a_build_that_lost_its_bytes_is_mended_where_it_is() {
+    if !met(NEEDS) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        node.install(NEW);
+        let file = node.machine.path("opt/gpushare/current/bin/gpushare-hook");
+        fs::write(&file, "power went").expect("a file can be written in an overlay");
+        node.install(NEW);
+        let (mut got, mut want) = (Vec::new(), Vec::new());
+        for (path, bytes) in [(&file, &mut got), (&artifacts::hook(), &mut want)] {
+            let _ =
+                fs::File::open(path).and_then(|mut file| file.read_to_end(bytes)).expect("it can be read");
+        }
+        assert!(got == want, "the hook is not the image's");
+    });
+}
