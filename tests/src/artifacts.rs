@@ -94,7 +94,13 @@ pub fn kubectl() -> PathBuf {
     checkout().join(".cache/kubectl/kubectl")
 }
 
-/// The folder of NVIDIA's own libraries beside it; it may be absent.
+/// helm, beside it; it may be absent.
+#[must_use]
+pub fn helm() -> PathBuf {
+    kubectl().with_file_name("helm")
+}
+
+/// The folder of NVIDIA's own libraries beside nvidia-smi; it may be absent.
 #[must_use]
 pub fn nvidia_libraries() -> PathBuf {
     checkout().join(".cache/driver-libraries/root/usr/lib/x86_64-linux-gnu/nvidia/current")

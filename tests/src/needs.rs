@@ -51,6 +51,8 @@ pub enum Need {
     Images,
     /// kubectl of `tests/setup/kubectl.sh`.
     Kubectl,
+    /// helm of the same.
+    Helm,
     /// Kubernetes' own programs in the folder that `KUBE_BIN` names, etcd and openssl; no machine has to have
     /// them.
     Kubernetes,
@@ -110,6 +112,9 @@ impl Need {
                 .then(|| "no packages for images: run tests/setup/images.sh".to_owned()),
             Self::Kubectl => (!crate::artifacts::kubectl().exists())
                 .then(|| "no kubectl: run tests/setup/kubectl.sh".to_owned()),
+            Self::Helm => {
+                (!crate::artifacts::helm().exists()).then(|| "no helm: run tests/setup/kubectl.sh".to_owned())
+            }
             Self::Kubernetes => crate::cluster::missing_programs(false),
             Self::Kubelet => crate::cluster::missing_programs(true),
         }
