@@ -1,11 +1,14 @@
-//! The manifests and examples are objects of the API without a misspelt field, and call the agent as it is.
+//! The manifests and examples are objects of the API without a misspelt field, and call the agent as it is. The
+//! manifests are what the chart makes.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gpushare_tests::artifacts::kubectl;
+use gpushare_tests::artifacts::{helm, kubectl};
+use gpushare_tests::command::{self, Outcome};
+use gpushare_tests::machine::entries;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::scratch::Scratch;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -14,6 +17,8 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Service, ServiceAccount};
+use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use serde::Serialize;
@@ -30,8 +35,8 @@ fn example(name: &str) -> PathBuf {
 }
 
 /// The folders with a kustomization.
-fn kustomizations() -> [PathBuf; 5] {
-    ["", "extender", "extender/own", "extender/roles", "webhook"].map(|name| folder().join(name))
+fn kustomizations() -> [PathBuf; 6] {
+    ["", "extender", "extender/own", "extender/roles", "image", "webhook"].map(|name| folder().join(name))
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -55,9 +60,12 @@ fn files_of(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn objects(path: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(path).expect("it can be read");
+    objects_of(&fs::read_to_string(path).expect("it can be read"))
+}
+
+fn objects_of(text: &str) -> Vec<Value> {
     let read =
-        |document: &str| serde_saphyr::from_str(document).unwrap_or_else(|why| panic!("{path:?}: {why}"));
+        |document: &str| serde_saphyr::from_str(document).unwrap_or_else(|why| panic!("{document}: {why}"));
     text.split("\n---\n").map(read).collect()
 }
 
@@ -90,6 +98,8 @@ fn lost_of(object: &Value) -> Option<String> {
         Some("ConfigMap") => again::<ConfigMap>(object),
         Some("Deployment") => again::<Deployment>(object),
         Some("MutatingWebhookConfiguration") => again::<MutatingWebhookConfiguration>(object),
+        Some("PodDisruptionBudget") => again::<PodDisruptionBudget>(object),
+        Some("RuntimeClass") => again::<RuntimeClass>(object),
         Some("Role") => again::<Role>(object),
         Some("RoleBinding") => again::<RoleBinding>(object),
         Some("Service") => again::<Service>(object),
@@ -190,7 +200,7 @@ fn kubectl_finds_its_plugin() {
 
 #[test]
 fn programs_are_called_by_options_that_they_have() {
-    for file in ["node.yaml", "extender/scheduler.yaml", "webhook/webhook.yaml"] {
+    for file in ["node.yaml", "image/gpushare.yaml", "extender/scheduler.yaml", "webhook/webhook.yaml"] {
         let all = objects(&folder().join(file));
         let containers = all
             .iter()
@@ -207,5 +217,138 @@ fn programs_are_called_by_options_that_they_have() {
         let told = command.args(ours.expect("it is called")).arg("--no-such").output();
         let told = String::from_utf8(told.expect("it runs").stderr).expect("it is text");
         assert!(told.contains("unexpected argument '--no-such'"), "{file}: {told}");
+    }
+}
+
+/// `helm ARGUMENTS CHART`, with values of its own.
+fn of_chart(arguments: &[&str], values: &str) -> Outcome {
+    let scratch = Scratch::new("values");
+    let values = scratch.file("values.yaml", values);
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart");
+    let mut run = Command::new(helm());
+    // helm would look for settings and plugins of whoever runs the test.
+    run.env("HOME", scratch.path()).args(arguments).arg(chart).arg("--values").arg(values);
+    command::run(run.args(["--namespace", "gpushare"]))
+}
+
+/// The objects that the chart makes with these values.
+fn made(values: &str) -> Vec<Value> {
+    let text = of_chart(&["template", "gpushare"], values).expect_success(values).stdout;
+    objects_of(text.strip_prefix("---\n").expect("helm begins each object so"))
+}
+
+fn names(objects: &[Value]) -> Vec<String> {
+    let name = |object: &Value| {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        format!("{} {}", text(&object["kind"]), text(&object["metadata"]["name"]))
+    };
+    objects.iter().map(name).collect()
+}
+
+#[test]
+fn the_manifests_are_what_the_chart_makes() {
+    if !met(&[Need::Helm]) {
+        return;
+    }
+    let scratch = Scratch::new("manifests");
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut run = Command::new(top.join("manifests.sh"));
+    let _ = command::run(run.arg(helm()).arg(scratch.path())).expect_success("manifests.sh");
+    let mut compared = 0;
+    for entry in entries(scratch.path()).iter().filter(|path| scratch.path().join(path).is_file()) {
+        let read = |folder: &Path| fs::read_to_string(folder.join(entry)).unwrap_or_default();
+        let checkout = top.parent().expect("it is a folder of the checkout");
+        assert!(
+            read(scratch.path()) == read(checkout),
+            "{}: run kubernetes/manifests.sh HELM",
+            entry.display()
+        );
+        compared += 1;
+    }
+    assert!(compared > 10, "{compared} files");
+    // Of its own accord the chart makes the same, but for the namespace.
+    let image = objects(&folder().join("image/gpushare.yaml"));
+    assert_eq!(names(&made("{}")), names(&image[1..]));
+}
+
+#[test]
+fn the_chart_makes_objects_of_the_api_with_other_values_too() {
+    if !met(&[Need::Helm]) {
+        return;
+    }
+    let installer = "DaemonSet gpushare-installer";
+    let (agent, meter) = ("DaemonSet gpushare-node", "DaemonSet gpushare-meter");
+    let (scheduler, webhook) = ("Deployment gpushare-scheduler", "Deployment gpushare-webhook");
+    let (budget, class) = ("PodDisruptionBudget gpushare-scheduler", "RuntimeClass gpushare");
+    for (values, has, lacks) in [
+        ("{}", vec![installer, agent, meter, class, "DeviceClass gpu.gpushare.io"], vec![scheduler, webhook]),
+        (
+            "installer: {mode: remove}\nextender: {enabled: true}",
+            vec![installer],
+            vec![agent, meter, scheduler, class],
+        ),
+        ("installer: {enabled: false}\nmeter: {enabled: false}", vec![agent], vec![installer, meter]),
+        (
+            "agent: {enabled: false}\nmeter: {listen: \"0.0.0.0:9836\"}\nruntimeClass: {nodeSelector: {gpu: \"yes\"}}",
+            vec![installer, meter, class],
+            vec![agent, "ServiceAccount gpushare-node", "DeviceClass gpu.gpushare.io"],
+        ),
+        (
+            "settings: |\n  [request]\n  strict = true\nengine: {name: crio, unit: crio, defaultShare: 25%}\n\
+             imagePullSecrets: [{name: registry}]\nagent: {arguments: [--metrics-address=127.0.0.1:9846]}\n\
+             image: {repository: registry.test:5000/gpushare, tag: 1.2.3, pullPolicy: Always}",
+            vec![installer, "ConfigMap gpushare-settings"],
+            vec![],
+        ),
+        (
+            "extender: {enabled: true, quota: other/quotas, arguments: [--policy=spread], nodeSelector: {a: b}}\n\
+             webhook: {enabled: true, caBundle: AAAA, annotations: {a: b}, arguments: [--count-annotations]}",
+            vec![scheduler, webhook, budget, "PodDisruptionBudget gpushare-webhook"],
+            vec![],
+        ),
+    ] {
+        let all = made(values);
+        let names = names(&all);
+        for object in &all {
+            assert_eq!(lost_of(object), None, "{values}: {object}");
+        }
+        assert!(has.iter().all(|name| names.iter().any(|made| made == name)), "{values}: {names:?}");
+        assert!(!lacks.iter().any(|name| names.iter().any(|made| made == name)), "{values}: {names:?}");
+        // Those that work on nodes ask nothing of the cluster, but for the agent. The store is of the node's pids.
+        for object in all.iter().filter(|object| object["kind"] == "DaemonSet") {
+            let spec = &object["spec"]["template"]["spec"];
+            assert_eq!(spec["automountServiceAccountToken"], false, "{values}: {object}");
+            assert_eq!(spec["hostPID"], true, "{values}: {object}");
+            assert_eq!(spec["priorityClassName"], "system-node-critical", "{values}: {object}");
+        }
+        let linted = of_chart(&["lint", "--strict"], values);
+        assert!(linted.success(), "{values}: {linted:?}");
+    }
+}
+
+#[test]
+fn values_that_the_chart_does_not_have_are_refused() {
+    if !met(&[Need::Helm]) {
+        return;
+    }
+    for (values, want) in [
+        ("agnt: {enabled: true}", "additional properties 'agnt' not allowed"),
+        ("engine: {name: docker}", "at '/engine/name': value must be one of"),
+        ("engine: {defaultShare: half}", "at '/engine/defaultShare'"),
+        ("installer: {mode: purge}", "at '/installer/mode': value must be one of"),
+        ("installer: {folder: /opt}", "at '/installer/folder'"),
+        ("nodes: {selector: null}", "missing property 'selector'"),
+        ("webhook: {replicas: 0}", "at '/webhook/replicas'"),
+    ] {
+        let outcome = of_chart(&["template", "gpushare"], values);
+        assert!(!outcome.success() && outcome.stderr.contains(want), "{values}: {outcome:?}");
+    }
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_programs() {
+    let chart = &objects(&Path::new(env!("CARGO_MANIFEST_DIR")).join("chart/Chart.yaml"))[0];
+    for key in ["version", "appVersion"] {
+        assert_eq!(chart[key], env!("CARGO_PKG_VERSION"), "{key}");
     }
 }

@@ -323,6 +323,7 @@ fn kubectl_and_the_api_server_know_every_field_of_the_manifests() {
     assert_eq!(examples.stderr, "", "no warning either");
     // The webhook last: nothing answers for it here.
     for (folder, made) in [
+        ("image", "daemonset.apps/gpushare-installer created"),
         ("extender", "deployment.apps/gpushare-scheduler"),
         ("extender/own", "rolebinding.rbac.authorization.k8s.io/gpushare-scheduler-own "),
         ("webhook", "deployment.apps/gpushare-webhook"),
