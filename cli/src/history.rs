@@ -1,21 +1,25 @@
 //! `gpushare history`: the shares that were given back and those that were refused, one by one or summed up by
 //! who used them.
 
-use std::collections::BTreeMap;
+mod sums;
+
 use std::io;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use gpushare_config::Config;
 use gpushare_inject::used;
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Lease, PastLease, Reason, Refused, Used};
+use gpushare_quota::{Lease, PastLease, Reason, Refused};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use self::sums::By;
+pub use self::sums::Sums;
 use crate::answer::{self, Format};
 use crate::container::{PodName, listed, name, short};
+use crate::filter::{self, Filter, Key, fits};
 use crate::node::GpuNames;
 use crate::table::{age, span};
 use crate::{node, table};
@@ -35,25 +39,16 @@ pub struct History {
     /// Sums, with the shares that are held now.
     #[arg(long, value_name = "WHAT")]
     by: Option<By>,
+    /// Only what fits: name, id, image, namespace, project, gpu or reason, as image=*torch*. Of several values
+    /// of one key any will do. Of refusals name, id and reason are known.
+    #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = filter::by(&KEYS))]
+    filters: Vec<Filter>,
     /// How answers are printed.
     #[arg(long, value_name = "FORMAT", default_value = "table")]
     format: Format,
     /// The same as `--format json`.
     #[arg(long, conflicts_with = "format")]
     json: bool,
-}
-
-/// What shares are summed up by.
-#[derive(Clone, Copy, ValueEnum)]
-enum By {
-    /// The container's name.
-    Name,
-    /// The image, as its user named it.
-    Image,
-    /// The Kubernetes namespace, or the compose project.
-    Namespace,
-    /// The GPUs.
-    Gpu,
 }
 
 /// Shares that were given back, and containers that were refused.
@@ -122,32 +117,6 @@ struct Refusal {
     text: String,
 }
 
-/// Shares summed up.
-#[derive(Serialize, JsonSchema)]
-pub struct Sums {
-    /// What they are summed up by: `name`, `image`, `namespace` or `gpu`.
-    by: &'static str,
-    sums: Vec<Total>,
-}
-
-/// What several shares cost together.
-#[derive(Serialize, JsonSchema)]
-struct Total {
-    /// The name, image, namespace or GPU; `-` where it is not known.
-    of: String,
-    /// How many they are.
-    shares: u64,
-    held_seconds: u64,
-    gpu_seconds: f64,
-    throttled_seconds: f64,
-    /// Allocations that their limits refused.
-    allocations_refused: u64,
-    /// The most memory that one of them held, in bytes.
-    peak_bytes: u64,
-    /// Granted memory times the time for which it was held.
-    memory_gibibyte_hours: f64,
-}
-
 /// Prints past leases and refusals.
 pub fn history(asked: &History) -> Result<()> {
     let config = Config::load()?;
@@ -161,16 +130,20 @@ pub fn history(asked: &History) -> Result<()> {
     refusals.retain(|refused| is_within(refused.at));
     let names = GpuNames::of(&config);
     let format = if asked.json { Format::Json } else { asked.format };
+    let fits_lease = |lease: &PastLease| fits(&asked.filters, |key| values(lease, key, &names));
+    past.retain(fits_lease);
+    refusals.retain(|refused| fits(&asked.filters, |key| values_of_refusal(refused, key)));
     if let Some(by) = asked.by {
         let has_ended = |lease: &&Lease| {
             past.iter().any(|past| past.key == lease.member.key && past.granted_at == lease.granted_at)
         };
         let living = living.iter().filter(|lease| asked.until.is_none() && !has_ended(lease));
-        let living = living.map(|lease| (living_as_past(lease), used(state.path(), lease)));
-        let all = past.iter().map(|lease| (lease.clone(), lease.used.unwrap_or_default())).chain(living);
-        let mut sums = BTreeMap::<String, Sum>::new();
-        all.for_each(|(lease, used)| sums.entry(key(by, &lease, &names)).or_default().add(&lease, &used));
-        return Ok(print_sums(by, &sums, format)?);
+        let mut living: Vec<_> =
+            living.map(|lease| (sums::living_as_past(lease), used(state.path(), lease))).collect();
+        living.retain(|(lease, _)| fits_lease(lease));
+        let past = past.iter().map(|lease| (lease, lease.used.unwrap_or_default()));
+        let all = past.chain(living.iter().map(|(lease, used)| (lease, *used)));
+        return Ok(sums::print(by, all, &state.deeds(), &names, format)?);
     }
     if asked.since.is_none() {
         refusals.truncate(REFUSALS);
@@ -185,6 +158,45 @@ pub fn history(asked: &History) -> Result<()> {
     }
 }
 
+/// What leases and refusals are chosen by.
+const KEYS: [Key; 7] = [
+    ("name", &[]),
+    ("id", &[]),
+    ("image", &[]),
+    ("namespace", &[]),
+    ("project", &[]),
+    ("gpu", &[]),
+    ("reason", &[]),
+];
+
+/// What a lease that ended has under one of [`KEYS`].
+fn values(lease: &PastLease, key: &str, names: &GpuNames) -> Vec<String> {
+    let one = |text: Option<&String>| text.cloned().into_iter().collect();
+    match key {
+        "name" => {
+            let title = name(lease.name.as_ref(), &lease.called, &lease.key.container);
+            [Some(title), lease.called.name.clone()].into_iter().flatten().collect()
+        }
+        "id" => lease.others.iter().chain([&lease.key.container]).cloned().collect(),
+        "image" => one(lease.called.image.as_ref()),
+        "namespace" => one(lease.name.as_ref().map(|name| &name.namespace)),
+        "project" => one(lease.called.project.as_ref()),
+        "gpu" => lease.shares.iter().flat_map(|grant| names.words(grant.gpu)).collect(),
+        "reason" => vec![lease.reason.clone()],
+        _ => Vec::new(),
+    }
+}
+
+/// The same of a container that was refused.
+fn values_of_refusal(refused: &Refused, key: &str) -> Vec<String> {
+    match key {
+        "name" => vec![called(refused)],
+        "id" => vec![refused.container.clone()],
+        "reason" => refused.kind.map(|kind| kind.name().to_owned()).into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// A moment in seconds since 1970.
 pub fn moment(text: &str) -> Result<u64, String> {
     let now = SystemTime::now();
@@ -195,138 +207,6 @@ pub fn moment(text: &str) -> Result<u64, String> {
     since
         .map(|since| since.as_secs())
         .ok_or_else(|| "must be a time ago as 7d, or a moment as 2026-11-20".to_owned())
-}
-
-/// A lease as if it ended now.
-fn living_as_past(lease: &Lease) -> PastLease {
-    let member = &lease.member;
-    PastLease {
-        key: member.key.clone(),
-        others: Vec::new(),
-        grants: String::new(),
-        granted_at: lease.granted_at,
-        released_at: table::now(),
-        reason: "held".to_owned(),
-        name: member.name.clone(),
-        called: member.called.clone(),
-        shares: lease.grants.clone(),
-        used: None,
-    }
-}
-
-fn key(by: By, lease: &PastLease, names: &GpuNames) -> String {
-    let unknown = || "-".to_owned();
-    match by {
-        By::Name => name(lease.name.as_ref(), &lease.called, &lease.key.container),
-        By::Image => lease.called.image.clone().unwrap_or_else(unknown),
-        By::Namespace => {
-            let namespace = lease.name.as_ref().map(|name| name.namespace.clone());
-            namespace.or_else(|| lease.called.project.clone()).unwrap_or_else(unknown)
-        }
-        By::Gpu if lease.shares.is_empty() => unknown(),
-        By::Gpu => lease.shares.iter().map(|grant| names.name(grant.gpu)).collect::<Vec<_>>().join(", "),
-    }
-}
-
-/// What several leases cost together.
-#[derive(Default)]
-struct Sum {
-    shares: u64,
-    held_seconds: u64,
-    gpu_nanoseconds: u64,
-    throttled_nanoseconds: u64,
-    refused: u64,
-    peak_bytes: u64,
-    /// Granted memory times the time for which it was held, in MiB seconds.
-    memory_seconds: u64,
-}
-
-impl Sum {
-    fn add(&mut self, lease: &PastLease, used: &Used) {
-        let held = lease.released_at.saturating_sub(lease.granted_at);
-        let mebibytes: u64 = lease.shares.iter().map(|grant| grant.memory.bytes() >> 20).sum();
-        self.shares += 1;
-        self.held_seconds = self.held_seconds.saturating_add(held);
-        self.gpu_nanoseconds = self.gpu_nanoseconds.saturating_add(used.gpu_nanoseconds.unwrap_or(0));
-        self.throttled_nanoseconds = self.throttled_nanoseconds.saturating_add(used.throttled_nanoseconds);
-        self.refused = self.refused.saturating_add(used.refused);
-        self.peak_bytes = self.peak_bytes.max(used.peak_bytes.unwrap_or(0));
-        self.memory_seconds = self.memory_seconds.saturating_add(mebibytes.saturating_mul(held));
-    }
-
-    fn gibibyte_hours(&self) -> f64 {
-        Duration::from_secs(self.memory_seconds).as_secs_f64() / 1024.0 / 3600.0
-    }
-}
-
-fn print_sums(by: By, sums: &BTreeMap<String, Sum>, format: Format) -> io::Result<()> {
-    let [word, heading] = match by {
-        By::Name => ["name", "NAME"],
-        By::Image => ["image", "IMAGE"],
-        By::Namespace => ["namespace", "NAMESPACE"],
-        By::Gpu => ["gpu", "GPU"],
-    };
-    let seconds = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_secs_f64();
-    match format {
-        Format::Json => {
-            let total = |(key, sum): (&String, &Sum)| Total {
-                of: key.clone(),
-                shares: sum.shares,
-                held_seconds: sum.held_seconds,
-                gpu_seconds: seconds(sum.gpu_nanoseconds),
-                throttled_seconds: seconds(sum.throttled_nanoseconds),
-                allocations_refused: sum.refused,
-                peak_bytes: sum.peak_bytes,
-                memory_gibibyte_hours: sum.gibibyte_hours(),
-            };
-            answer::print(Sums { by: word, sums: sums.iter().map(total).collect() })
-        }
-        Format::Csv => {
-            let columns = [
-                word,
-                "shares",
-                "held_seconds",
-                "gpu_seconds",
-                "throttled_seconds",
-                "allocations_refused",
-                "peak_bytes",
-                "memory_gibibyte_hours",
-            ];
-            table::csv(
-                &columns,
-                sums.iter().map(|(key, sum)| {
-                    vec![
-                        key.clone(),
-                        sum.shares.to_string(),
-                        sum.held_seconds.to_string(),
-                        format!("{:.3}", seconds(sum.gpu_nanoseconds)),
-                        format!("{:.3}", seconds(sum.throttled_nanoseconds)),
-                        sum.refused.to_string(),
-                        sum.peak_bytes.to_string(),
-                        format!("{:.3}", sum.gibibyte_hours()),
-                    ]
-                }),
-            )
-        }
-        Format::Table if sums.is_empty() => table::line("no share was given yet"),
-        Format::Table => {
-            let rows = sums.iter().map(|(key, sum)| {
-                [
-                    key.clone(),
-                    sum.shares.to_string(),
-                    span(Duration::from_secs(sum.held_seconds)),
-                    format!("{:.1}s", seconds(sum.gpu_nanoseconds)),
-                    format!("{:.1}s", seconds(sum.throttled_nanoseconds)),
-                    sum.refused.to_string(),
-                    DeviceMemory::from_bytes(sum.peak_bytes).to_string(),
-                    format!("{:.2}", sum.gibibyte_hours()),
-                ]
-            });
-            let rest = ["SHARES", "HELD", "GPU TIME", "THROTTLED", "OOM", "PEAK", "GIB HOURS"];
-            let [a, b, c, d, e, f, g] = rest;
-            table::print([heading, a, b, c, d, e, f, g], rows)
-        }
-    }
 }
 
 fn entry(lease: &PastLease) -> Ended {
@@ -418,7 +298,7 @@ fn csv(past: &[PastLease], refusals: &[Refused]) -> io::Result<()> {
 
 fn print(past: &[PastLease], refusals: &[Refused], names: &GpuNames) -> io::Result<()> {
     if past.is_empty() && refusals.is_empty() {
-        return table::line("no share was given back yet, and none refused");
+        return table::line("no share was given back, and none refused");
     }
     let none = || "-".to_owned();
     let ended = past.iter().map(|lease| {

@@ -1,4 +1,4 @@
-//! `gpushare logs`: what happened on this node, newest last: shares that were given and given back, containers
+//! `gpushare logs`: what happened on this node, newest last: shares that were given, changed and given back, containers
 //! that were refused, and GPUs that failed. It is read from the history, which is always kept.
 
 use std::io;
@@ -6,12 +6,13 @@ use std::io;
 use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inventory::Faults;
-use gpushare_quota::{Lease, PastLease};
+use gpushare_quota::{Deed, Done, Lease, PastLease};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::container::{containers, name, named, short};
 use crate::failure::Failure;
+use crate::filter::{self, Filter, Key, fits};
 use crate::history::moment;
 use crate::node::GpuNames;
 use crate::{answer, node, table};
@@ -24,6 +25,9 @@ pub struct Logs {
     /// Only what happened since: a time ago as 7d or 12h, or a moment as 2026-11-20.
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<u64>,
+    /// Only events that fit: name, id or event, as event=refused. Of several values of one key any will do.
+    #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = filter::by(&KEYS))]
+    filters: Vec<Filter>,
     /// How many of the last lines.
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 100)]
     lines: usize,
@@ -31,6 +35,27 @@ pub struct Logs {
     #[arg(long)]
     json: bool,
 }
+
+/// What events are chosen by.
+const KEYS: [Key; 3] = [
+    ("name", &[]),
+    ("id", &[]),
+    (
+        "event",
+        &[
+            "granted",
+            "resized",
+            "stopped",
+            "goes on",
+            "ended",
+            "given back",
+            "refused",
+            "cheated",
+            "stranger",
+            "failed",
+        ],
+    ),
+];
 
 /// What happened on this node.
 #[derive(Serialize, JsonSchema)]
@@ -44,7 +69,8 @@ pub struct Events {
 struct Event {
     /// Seconds since 1970.
     at: u64,
-    /// `granted`, `given back`, `refused`, `cheated`, `stranger` or `failed`.
+    /// `granted`, `resized`, `stopped`, `goes on`, `ended`, `given back`, `refused`, `cheated`, `stranger` or
+    /// `failed`.
     #[serde(rename = "event")]
     what: &'static str,
     /// The container's id; empty where it is none's.
@@ -66,8 +92,29 @@ pub fn logs(asked: &Logs) -> Result<()> {
         let of_past = || past.iter().find(|lease| lease.key.container == id);
         of_living.map(named).or_else(|| of_past().map(called)).unwrap_or_else(|| short(id))
     };
-    let mut events: Vec<Event> = past.iter().flat_map(|lease| ended(lease, &names)).collect();
-    events.extend(living.iter().map(|lease| granted(lease, &names)));
+    let deeds = state.deeds();
+    // A lease stands as it was last: what it granted at first is known from its first change.
+    let at_first = |id: &str, from: u64, until: u64| {
+        let of_it = deeds.iter().filter(|deed| deed.container == id && (from..=until).contains(&deed.at));
+        let mut changes = of_it.filter_map(|deed| match &deed.what {
+            Done::Resized { before, .. } => Some(before.clone()),
+            _ => None,
+        });
+        changes.next_back()
+    };
+    let mut events = Vec::new();
+    for lease in &past {
+        let (id, until) = (&lease.key.container, lease.released_at);
+        let grants = at_first(id, lease.granted_at, until).unwrap_or_else(|| lease.grants.clone());
+        events.push(granted(id, called(lease), lease.granted_at, &names.in_text(&grants)));
+        events.push(given_back(lease));
+    }
+    for lease in &living {
+        let id = &lease.member.key.container;
+        let grants = at_first(id, lease.granted_at, u64::MAX).unwrap_or_else(|| lease.summary());
+        events.push(granted(id, containers(lease), lease.granted_at, &names.in_text(&grants)));
+    }
+    events.extend(deeds.iter().map(|deed| done(deed, title(&deed.container), &names)));
     events.extend(state.refusals().into_iter().map(|refused| Event {
         at: refused.at,
         what: "refused",
@@ -88,10 +135,19 @@ pub fn logs(asked: &Logs) -> Result<()> {
     }));
     let is_meant = |event: &Event| {
         let its = |asked: &String| event.name == *asked || event.id.starts_with(asked.as_str());
-        asked.container.as_ref().is_none_or(its) && asked.since.is_none_or(|since| event.at >= since)
+        let values = |key: &str| match key {
+            "name" => vec![event.name.clone()],
+            "id" => vec![event.id.clone()],
+            _ => vec![event.what.to_owned()],
+        };
+        asked.container.as_ref().is_none_or(its)
+            && asked.since.is_none_or(|since| event.at >= since)
+            && fits(&asked.filters, values)
     };
     events.retain(is_meant);
-    if let (Some(container), None, true) = (&asked.container, asked.since, events.is_empty()) {
+    if let (Some(container), None, true, true) =
+        (&asked.container, asked.since, asked.filters.is_empty(), events.is_empty())
+    {
         return Err(Failure::not_found(format!(
             "nothing is known of a container {container:?}: give its name, its id or the beginning of that"
         ))
@@ -104,37 +160,39 @@ pub fn logs(asked: &Logs) -> Result<()> {
     Ok(told?)
 }
 
-fn granted(lease: &Lease, names: &GpuNames) -> Event {
-    Event {
-        at: lease.granted_at,
-        what: "granted",
-        id: lease.member.key.container.clone(),
-        name: containers(lease),
-        text: names.in_text(&lease.summary()),
-    }
+fn granted(id: &str, name: String, at: u64, grants: &str) -> Event {
+    Event { at, what: "granted", id: id.to_owned(), name, text: grants.to_owned() }
+}
+
+fn done(deed: &Deed, name: String, names: &GpuNames) -> Event {
+    let (what, text) = match &deed.what {
+        Done::Resized { before, after, .. } => {
+            ("resized", format!("{}; before {}", names.in_text(after), names.in_text(before)))
+        }
+        Done::Stopped { why } => ("stopped", why.clone()),
+        Done::Continued => ("goes on", "it keeps to its share".to_owned()),
+        Done::Ended { why } => ("ended", why.clone()),
+    };
+    Event { at: deed.at, what, id: deed.container.clone(), name, text }
 }
 
 fn called(lease: &PastLease) -> String {
     name(lease.name.as_ref(), &lease.called, &lease.key.container)
 }
 
-/// A lease that ended is two events.
-fn ended(lease: &PastLease, names: &GpuNames) -> [Event; 2] {
-    let event =
-        |at, what, text| Event { at, what, id: lease.key.container.clone(), name: called(lease), text };
+fn given_back(lease: &PastLease) -> Event {
     let used = lease.used.unwrap_or_default();
     let time = used
         .gpu_nanoseconds
         .map(|time| format!("; GPU time {:.1} s", std::time::Duration::from_nanos(time).as_secs_f64()));
     let refused = (used.refused > 0).then(|| format!("; {} allocations refused by its limit", used.refused));
-    [
-        event(lease.granted_at, "granted", names.in_text(&lease.grants)),
-        event(
-            lease.released_at,
-            "given back",
-            format!("{}{}{}", lease.reason, time.unwrap_or_default(), refused.unwrap_or_default()),
-        ),
-    ]
+    Event {
+        at: lease.released_at,
+        what: "given back",
+        id: lease.key.container.clone(),
+        name: called(lease),
+        text: format!("{}{}{}", lease.reason, time.unwrap_or_default(), refused.unwrap_or_default()),
+    }
 }
 
 fn print(events: &[Event]) -> io::Result<()> {

@@ -18,6 +18,7 @@ mod devices;
 mod doctor;
 mod failure;
 mod file;
+mod filter;
 mod history;
 mod inventory;
 mod leases;

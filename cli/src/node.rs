@@ -86,6 +86,11 @@ impl GpuNames {
         self.0.iter().find(|(known, _)| *known == uuid).map(|(_, number)| &**number)
     }
 
+    /// All that names the GPU: its number, if the driver shows it, and its UUID.
+    pub fn words(&self, uuid: GpuUuid) -> Vec<String> {
+        self.number(uuid).map(str::to_owned).into_iter().chain([uuid.to_string()]).collect()
+    }
+
     /// `text` with these names in place of UUIDs.
     pub fn in_text(&self, text: &str) -> String {
         let named =

@@ -2,8 +2,8 @@
 //! store, the driver by way of the meter, and the container's own books. Only the books can lie, so they are
 //! shown under a name of their own.
 
-mod filter;
 mod form;
+mod keys;
 mod seen;
 
 use std::io::{self, IsTerminal, Write};
@@ -17,12 +17,13 @@ use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{Enforcement, Grant, Holder, Lease, Member, ResourceClaim, Running, Store};
 use gpushare_request::{ComputePolicy, Cores, Mode};
 
-use self::filter::{Filter, fits};
 pub use self::form::Shares;
 use self::form::{CSV, Share};
+use self::keys::{KEYS, values};
 pub use self::seen::Seen;
 use crate::answer::{self, Format};
 use crate::container::{is_claim, named};
+use crate::filter::{self, Filter, fits};
 use crate::node::GpuNames;
 use crate::table::age;
 use crate::violation::{self, Violation};
@@ -33,7 +34,7 @@ use crate::{lock, meter, node, table, top};
 pub struct Ps {
     /// Only leases that fit: name, id, image, namespace, project, gpu, mode or state, as image=*torch*. Of
     /// several values of one key any will do.
-    #[arg(short, long = "filter", value_name = "KEY=VALUE")]
+    #[arg(short, long = "filter", value_name = "KEY=VALUE", value_parser = filter::by(&KEYS))]
     filters: Vec<Filter>,
     /// Print the ids of the containers alone.
     #[arg(short, long, conflicts_with_all = ["format", "json"])]
@@ -84,7 +85,7 @@ impl Looker {
     fn print(&self, asked: &Ps) -> Result<()> {
         let names = GpuNames::of(&self.config);
         let (mut leases, claims) = (self.store.leases()?, self.store.claims()?);
-        leases.retain(|lease| fits(&asked.filters, lease, &names));
+        leases.retain(|lease| fits(&asked.filters, |key| values(lease, key, &names)));
         if asked.quiet {
             let mut ids = leases.iter().flat_map(Lease::members).map(|member| &*member.key.container);
             return Ok(ids.try_for_each(table::line)?);

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use gpushare_inventory::{Gpu, Node};
-use gpushare_quota::{Change, Enforcement, Lease, LeaseKey, StateFolder, Store, UpdateError};
+use gpushare_quota::{Change, Done, Enforcement, Lease, LeaseKey, StateFolder, Store, UpdateError};
 use gpushare_request::{
     Cores, Devices, MemoryRequest, NodeGpus, POD_ANNOTATION, Request, SelectorError, find_gpu,
 };
@@ -109,6 +109,7 @@ pub fn change_share(
         done => done,
     };
     let (old, new) = store.update(lease.id, key, changes, gpus, rules, write)?;
+    note(state, &old, &new);
     let memory = |lease: &Lease| lease.grants.iter().map(|grant| grant.memory).collect::<Vec<_>>();
     if memory(&old) == memory(&new) {
         return Ok((old, new));
@@ -121,7 +122,8 @@ pub fn change_share(
             Ok((old, new))
         }
         Err(why) => match store.update(lease.id, key, &back_to(&old), gpus, rules, write) {
-            Ok(_) => {
+            Ok((before, after)) => {
+                note(state, &before, &after);
                 // Some may have followed.
                 let _ = follow(&limiter, store, &old);
                 Err(ChangeError::DriverLimit(why))
@@ -129,6 +131,11 @@ pub fn change_share(
             Err(_) => Err(ChangeError::Partly(why)),
         },
     }
+}
+
+/// Notes for the history that a lease has other figures.
+fn note(state: &StateFolder, old: &Lease, new: &Lease) {
+    Done::resized(old, new).into_iter().for_each(|done| done.note(state.path(), new));
 }
 
 /// Brings the driver's own limit of each container of `lease` in line with the store, and returns the first

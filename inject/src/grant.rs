@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use gpushare_inventory::{DeviceMemory, Faults, Gpu, GpuUuid, Node, NodeError, Totals};
 use gpushare_quota::{
-    Enforcement, Grant, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reason, Reservation, ReserveError,
-    StateError, StateFolder, Store, StoreError, Swept,
+    Done, Enforcement, Grant, Holder, HolderError, Lease, LeaseKey, Member, Pod, Reason, Reservation,
+    ReserveError, StateError, StateFolder, Store, StoreError, Swept,
 };
 use gpushare_region::path::DRIVER_FOLDER;
 use gpushare_request::{
@@ -302,7 +302,7 @@ impl<'a> Facts<'a> {
                 if let Some(first) = ended.first() {
                     DriverLimiter::of(&self.programs, &self.node.driver.version, first, &self.request)?;
                 }
-                match preempt(requester.key, &self.request, &ended, grace) {
+                match preempt(requester.key, &self.request, &ended, grace, self.state.path()) {
                     true => reserve(),
                     false => Err(ReserveError::Refused(refusal)),
                 }
@@ -352,11 +352,13 @@ impl<'a> Facts<'a> {
 
 /// Ends the containers of these leases, which are of lower priority, and waits until they are gone. Returns
 /// whether there were any, and all are.
-fn preempt(key: &LeaseKey, request: &Request, ended: &[Lease], grace: Duration) -> bool {
+fn preempt(key: &LeaseKey, request: &Request, ended: &[Lease], grace: Duration, state: &Path) -> bool {
     for lease in ended {
         let (of, level) = (lease.priority.level(), request.priority.level());
         let (container, lower) = (&key.container, &lease.member.key.container);
         tracing::warn!(%container, %lower, level, of, "no room: a container of lower priority is ended (rules.preemption)");
+        let why = format!("rules.preemption: {container} of priority {level} needs its room");
+        Done::Ended { why }.note(state, lease);
     }
     !ended.is_empty() && ending::end_within(ended, grace)
 }

@@ -224,6 +224,11 @@ impl Lease {
         summary(self)
     }
 
+    /// The memory that it grants over all GPUs, in MiB.
+    pub fn mebibytes(&self) -> u64 {
+        self.grants.iter().map(|grant| grant.memory.bytes() >> 20).sum()
+    }
+
     /// What `request` is granted, without a number and a time.
     pub fn new(member: Member, request: &Request, grants: Vec<Grant>) -> Self {
         Self {

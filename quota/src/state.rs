@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use nix::fcntl::OFlag;
 use nix::sys::statfs::fstatfs;
 
-use crate::{ended, found, refusals};
+use crate::{deeds, ended, found, refusals};
 
 /// The folder in the state folder that has one entry for each lease, named by the lease's id. Whoever makes a
 /// lease makes the entry before the container starts. A new store is made only where there is no entry.
@@ -144,6 +144,7 @@ impl StateFolder {
         refusals::journal(&self.0).forget_before(limit);
         ended::journal(&self.0).forget_before(limit);
         found::journal(&self.0).forget_before(limit);
+        deeds::journal(&self.0).forget_before(limit);
     }
 }
 

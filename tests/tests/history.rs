@@ -41,6 +41,7 @@ fn what_a_share_cost_outlives_the_boot() {
     assert!(settled, "{last}");
     let described = cli(node.config(), &["describe", "trainer"]).expect_success("describe").stdout;
     assert!(described.contains("container  trainer") && described.contains("GPU time"), "{described}");
+    let _ = cli(node.config(), &["update", "trainer", "--memory", "6GiB"]).expect_success("update");
     drop(container);
     meter.kill();
     let refused = Bundle::with_client().env("GPUSHARE_MEMORY", "900GiB");
@@ -61,9 +62,21 @@ fn what_a_share_cost_outlives_the_boot() {
     let table = cli(node.config(), &["history"]).expect_success("history").stdout;
     assert!(table.contains("trainer") && table.contains("900 GiB requested"), "{table}");
     let logs = cli(node.config(), &["logs"]).expect_success("logs").stdout;
-    for word in ["granted     trainer: 0 GPU-", "given back  trainer: ended; GPU time", "refused"] {
-        assert!(logs.contains(word), "{word}: {logs}");
+    for words in [
+        ["granted     trainer: 0 GPU-", ": 4 GiB"],
+        ["resized     trainer: 0 GPU-", ": 6 GiB; before 0 GPU-"],
+        ["given back  trainer: ended", "; GPU time"],
+        ["refused", "900 GiB requested"],
+    ] {
+        let is_told = |line: &str| words.iter().all(|word| line.contains(word));
+        assert!(logs.lines().any(is_told), "{words:?}: {logs}");
     }
+    let filtered = |command: &str, filter: &str| {
+        cli(node.config(), &[command, "--filter", filter]).expect_success(command).stdout
+    };
+    assert_eq!(filtered("logs", "event=re*").lines().count(), 2, "resized and refused");
+    assert!(filtered("history", "name=train*").contains("6 GiB"));
+    assert!(!filtered("history", "reason=room").contains("trainer"));
     let csv = cli(node.config(), &["history", "--format", "csv"]).expect_success("history").stdout;
     assert!(csv.starts_with("id,name,image,") && csv.contains(",trainer,"), "{csv}");
     assert!(told(node.config(), &["history", "--json", "--until", "1h"])["shares"] == json!([]));

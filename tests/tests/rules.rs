@@ -60,6 +60,11 @@ fn a_container_that_finds_no_room_ends_the_fewest_of_lower_priority_and_no_other
     assert_eq!(held(&lower), [middle.id(), high.id(), second.id()]);
     assert!(eventually(SOON, || running[0].stdout().contains("asked")), "{}", running[0].stdout());
     drop((winner, second_runs, running));
+    let notes = cli(lower.config(), &["logs", "--filter", "event=ended"]).expect_success("logs").stdout;
+    for ended in [low.id(), lowest.id()] {
+        let is_its = |line: &&str| line.contains(&format!("{ended}: rules.preemption"));
+        assert_eq!(notes.lines().filter(is_its).count(), 1, "{notes}");
+    }
     assert_eq!(held(&lower), Vec::<String>::new());
 }
 
@@ -93,6 +98,8 @@ fn who_uses_no_gpu_time_is_ended_and_who_does_goes_on() {
     for part in ["has used no GPU time for long: it is ended", "has held its GPU for long: told alone"] {
         assert!(log.contains(part), "{part}: {log}");
     }
+    let notes = cli(runtime.config(), &["logs", "--filter", "event=ended"]).expect_success("logs").stdout;
+    assert!(notes.contains(&format!("{}: rules.idle", sleeps.id())), "{notes}");
     drop((working, meter));
     let shown = cli(runtime.config(), &["ps"]).expect_success("ps").stdout;
     assert_eq!(held(&runtime), Vec::<String>::new(), "{shown}");

@@ -7,21 +7,26 @@ use std::path::{Path, PathBuf};
 
 use gpushare_config::OnCheating;
 use gpushare_inject::ending::{self, active};
-use gpushare_quota::{Holder, Lease};
+use gpushare_quota::{Done, Holder, Lease};
 
 use crate::container::ids;
 use crate::violation::{Kind, Violation};
 
-/// The leases whose containers are frozen, by this meter or one before it.
-#[derive(Debug, Default)]
-pub struct Response {
+/// What was done about leases, by this meter or one before it.
+#[derive(Debug)]
+pub struct Response<'a> {
+    /// Those whose containers are frozen.
     frozen: BTreeSet<i64>,
+    /// Those whose containers were killed.
+    ended: BTreeSet<i64>,
+    state: &'a Path,
 }
 
-impl Response {
-    /// Goes on from the containers that an earlier meter left frozen.
-    pub fn after(frozen: impl IntoIterator<Item = i64>) -> Self {
-        Self { frozen: frozen.into_iter().collect() }
+impl<'a> Response<'a> {
+    /// Goes on from the containers that an earlier meter left frozen. What is done is noted below the state
+    /// folder.
+    pub fn after(frozen: impl IntoIterator<Item = i64>, state: &'a Path) -> Self {
+        Self { frozen: frozen.into_iter().collect(), ended: BTreeSet::new(), state }
     }
 
     /// The leases whose containers are frozen.
@@ -33,18 +38,31 @@ impl Response {
     /// log and the lists.
     pub fn act(&mut self, wanted: OnCheating, leases: &[Lease], found: &[Violation]) {
         for lease in leases {
-            let breaks = found.iter().any(|one| one.lease == Some(lease.id) && counts(one));
-            match (wanted, breaks) {
-                (OnCheating::End, true) => end(lease),
-                (OnCheating::Cap, true) => self.set(lease, true),
-                _ => self.set(lease, false),
+            let broken = found.iter().find(|one| one.lease == Some(lease.id) && counts(one));
+            match (wanted, broken) {
+                (OnCheating::End, Some(broken)) => self.end(lease, broken),
+                (OnCheating::Cap, broken) => self.set(lease, broken),
+                _ => self.set(lease, None),
             }
         }
-        self.frozen.retain(|id| leases.iter().any(|lease| lease.id == *id));
+        for known in [&mut self.frozen, &mut self.ended] {
+            known.retain(|id| leases.iter().any(|lease| lease.id == *id));
+        }
     }
 
-    /// Freezes the containers of `lease`, or lets them go on. What fails is tried again at the next look.
-    fn set(&mut self, lease: &Lease, frozen: bool) {
+    /// Kills the containers' processes, at each look until there are none.
+    fn end(&mut self, lease: &Lease, broken: &Violation) {
+        if self.ended.insert(lease.id) {
+            tracing::warn!(container = %ids(lease).join(", "), "ended: it broke its share (meter.on_cheating)");
+            Done::Ended { why: why(Some(broken)) }.note(self.state, lease);
+        }
+        ending::end(lease);
+    }
+
+    /// Freezes the containers of `lease`, or lets them go on if nothing is broken. What fails is tried again at
+    /// the next look.
+    fn set(&mut self, lease: &Lease, broken: Option<&Violation>) {
+        let frozen = broken.is_some();
         if self.frozen.contains(&lease.id) == frozen {
             return;
         }
@@ -56,10 +74,12 @@ impl Response {
             }
             (Ok(_), true) => {
                 self.frozen.insert(lease.id);
+                Done::Stopped { why: why(broken) }.note(self.state, lease);
                 tracing::warn!(%container, "stopped until it keeps to its share (meter.on_cheating)");
             }
             (Ok(_), false) => {
                 self.frozen.remove(&lease.id);
+                Done::Continued.note(self.state, lease);
                 tracing::info!(%container, "goes on");
             }
         }
@@ -72,10 +92,10 @@ fn counts(found: &Violation) -> bool {
     ![Kind::Unreadable, Kind::Stranger].iter().any(|kind| kind.name() == found.kind)
 }
 
-/// Kills the containers' processes.
-fn end(lease: &Lease) {
-    tracing::warn!(container = %ids(lease).join(", "), "ended: it broke its share (meter.on_cheating)");
-    ending::end(lease);
+/// The setting, and what was found.
+fn why(broken: Option<&Violation>) -> String {
+    let text = broken.map(|broken| broken.text.as_str()).unwrap_or_default();
+    format!("meter.on_cheating: {text}")
 }
 
 /// Stops the processes of a container, or lets them go on.

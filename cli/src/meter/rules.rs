@@ -2,6 +2,7 @@
 //! settings).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant, SystemTime};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Result;
 use gpushare_config::{Config, Rule, Rules};
 use gpushare_inject::{ending, one_line};
-use gpushare_quota::{Lease, LeaseState, Member};
+use gpushare_quota::{Done, Lease, LeaseState, Member};
 
 use crate::container::containers;
 use crate::node;
@@ -64,7 +65,7 @@ pub fn watch(config: &Config, used: &LastUse) {
     let (config, used) = (config.clone(), used.clone());
     // It ends with the process, which waits for nothing of it. A look that fails is tried again.
     drop(thread::spawn(move || {
-        let mut judge = Judge::new(config.rules.clone(), used);
+        let mut judge = Judge::new(config.rules.clone(), used, config.paths.state.clone());
         loop {
             if let Err(error) = judge_all(&config, &mut judge) {
                 tracing::warn!(error = one_line(error.as_ref()), "the rules cannot be applied");
@@ -88,6 +89,8 @@ type Holders = (i64, Vec<(i32, u64)>);
 struct Judge {
     rules: Rules,
     used: LastUse,
+    /// The state folder.
+    state: PathBuf,
     /// When these containers were first seen, and how old their lease was then.
     seen: BTreeMap<Holders, (Instant, Duration)>,
     /// What was told already.
@@ -97,8 +100,9 @@ struct Judge {
 }
 
 impl Judge {
-    const fn new(rules: Rules, used: LastUse) -> Self {
-        Self { rules, used, seen: BTreeMap::new(), told: BTreeSet::new(), ending: BTreeMap::new() }
+    fn new(rules: Rules, used: LastUse, state: PathBuf) -> Self {
+        let (seen, ending) = (BTreeMap::new(), BTreeMap::new());
+        Self { rules, used, state, seen, told: BTreeSet::new(), ending }
     }
 
     fn look(&mut self, leases: &[Lease]) {
@@ -118,7 +122,8 @@ impl Judge {
             let is_idle = self.breaks(lease, &key, on_idle, idle, "rules.idle", "has used no GPU time");
             let is_long = self.breaks(lease, &key, on_hold, held, "rules.hold", "has held its GPU");
             if is_idle || is_long {
-                self.end(lease, key);
+                let rule = if is_idle { "rules.idle" } else { "rules.hold" };
+                self.end(lease, key, rule);
             } else {
                 self.ending.remove(&key);
             }
@@ -147,8 +152,9 @@ impl Judge {
         rule.ends
     }
 
-    fn end(&mut self, lease: &Lease, key: Holders) {
+    fn end(&mut self, lease: &Lease, key: Holders, rule: &str) {
         let asked = *self.ending.entry(key).or_insert_with(|| {
+            Done::Ended { why: rule.to_owned() }.note(&self.state, lease);
             ending::ask(lease);
             Instant::now()
         });

@@ -70,7 +70,7 @@ pub fn run(
         kept: Kept::of(node, config, state),
         watch: Watch::default(),
         seen: MemoryUse::read(state),
-        response: Response::after(violation::frozen(state)),
+        response: Response::after(violation::frozen(state), state),
         told: BTreeSet::new(),
         noted: Noted::default(),
         change: None,
@@ -111,7 +111,7 @@ struct Session<'a> {
     watch: Watch,
     /// How much memory each lease's containers held so far.
     seen: BTreeMap<i64, MemoryUse>,
-    response: Response,
+    response: Response<'a>,
     /// What was logged, by lease, process and kind. The texts are left out, since their figures change at
     /// every look.
     told: BTreeSet<(Option<i64>, Option<u32>, String)>,

@@ -149,14 +149,20 @@ fn a_container_that_cheats_is_stopped_or_ended_where_the_settings_say_so() {
         let cheat = share("1GiB", &["sh", "-c", &busy]).env("GPUSHARE_CORES", "10");
         let neighbour = share("1GiB", &["sleep", "1000"]);
         let (cheating, honest) = (runtime.run(&cheat), runtime.run(&neighbour));
+        let notes = |event: &str| {
+            let told = cli(config, &["logs", "--filter", &format!("event={event}")]).stdout;
+            told.lines().filter(|line| line.contains(cheat.id()) && line.contains("on_cheating")).count()
+        };
         match wanted {
             "end" => {
                 assert!(eventually(SOON, || cheating.status().as_deref() == Some("stopped")), "{wanted}");
+                assert_eq!(notes("ended"), 1);
                 sweep(config);
                 assert_eq!(leases_of(config, cheating.id()), []);
             }
             _ => {
                 assert!(eventually(SOON, || cheating.status().as_deref() == Some("paused")), "{wanted}");
+                assert!(eventually(SOON, || notes("stopped") > 0));
                 let _ = runtime.call(&["resume"], cheating.id()); // so that it can be killed
             }
         }
