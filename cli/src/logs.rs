@@ -45,6 +45,7 @@ const KEYS: [Key; 3] = [
         &[
             "granted",
             "resized",
+            "capped",
             "stopped",
             "goes on",
             "ended",
@@ -69,7 +70,7 @@ pub struct Events {
 struct Event {
     /// Seconds since 1970.
     at: u64,
-    /// `granted`, `resized`, `stopped`, `goes on`, `ended`, `given back`, `refused`, `cheated`, `stranger` or
+    /// `granted`, `resized`, `capped`, `stopped`, `goes on`, `ended`, `given back`, `refused`, `cheated`, `stranger` or
     /// `failed`.
     #[serde(rename = "event")]
     what: &'static str,
@@ -169,6 +170,7 @@ fn done(deed: &Deed, name: String, names: &GpuNames) -> Event {
         Done::Resized { before, after, .. } => {
             ("resized", format!("{}; before {}", names.in_text(after), names.in_text(before)))
         }
+        Done::Capped { why } => ("capped", why.clone()),
         Done::Stopped { why } => ("stopped", why.clone()),
         Done::Continued => ("goes on", "it keeps to its share".to_owned()),
         Done::Ended { why } => ("ended", why.clone()),

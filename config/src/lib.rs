@@ -135,7 +135,8 @@ pub struct Meter {
 pub enum OnCheating {
     /// Reports it in the log, in `gpushare ps` and in `gpushare doctor`.
     Report,
-    /// Stops the container's processes until it keeps to its share.
+    /// Lowers the container's limit by the memory that its books lack. For all else, and for memory beyond the
+    /// limit itself, stops its processes until it keeps to its share.
     Cap,
     /// Kills the container's processes.
     End,

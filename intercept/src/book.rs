@@ -121,9 +121,10 @@ impl Book {
         self.limits.and_then(|file| file.host_line())
     }
 
-    /// The memory limit on `device` in bytes; 0 when nothing is granted.
+    /// The memory limit on `device` in bytes; 0 when nothing is granted. It is lowered by what the container holds
+    /// beyond its books, where the node's settings say so.
     pub fn limit(&self, device: usize) -> u64 {
-        self.limits.map_or(0, |file| file.memory(device))
+        self.limits.map_or(0, |file| file.memory(device).saturating_sub(withheld(file, device)))
     }
 
     /// What the container is shown as the size of `device` in bytes: what its limit may grow to.
@@ -137,7 +138,8 @@ impl Book {
         let Some(file) = self.limits else { return 0 };
         let limit = file.memory(device);
         let room = file.measured.get(device).map_or(0, |line| line.room_mebibytes.load(Relaxed));
-        limit.saturating_add(u64::from(room) << 20).min(file.most_memory(device))
+        let reach = limit.saturating_add(u64::from(room) << 20).min(file.most_memory(device));
+        reach.saturating_sub(withheld(file, device))
     }
 
     /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for
@@ -151,7 +153,8 @@ impl Book {
         let most = limits.most_memory(device);
         let deadline = sys::now().saturating_add(LENIENCE);
         loop {
-            let wanted = self.used(device).saturating_add(bytes);
+            let beyond_books = withheld(limits, device);
+            let wanted = self.used(device).saturating_add(bytes).saturating_add(beyond_books);
             if limits.memory(device) >= wanted {
                 return true;
             }
@@ -369,6 +372,12 @@ impl Book {
             sys::sleep(left.min(NAP).div_ceil(1_000));
         }
     }
+}
+
+/// What the container holds on `device` beyond its books, in bytes, where that lowers its limit.
+#[inline]
+fn withheld(limits: &LimitsFile, device: usize) -> u64 {
+    limits.measured.get(device).map_or(0, |line| line.withheld(sys::now))
 }
 
 /// Slots that are summed at once. Slots are claimed from the first on, so live ones are neighbours.

@@ -36,6 +36,11 @@ pub enum Done {
         /// The memory that it granted before, over all GPUs in MiB.
         mebibytes: u64,
     },
+    /// Its limit was lowered by what its containers hold beyond their books, for as long as they do.
+    Capped {
+        /// By which setting, and for what.
+        why: String,
+    },
     /// Its containers were stopped.
     Stopped {
         /// By which setting, and for what.

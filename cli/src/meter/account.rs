@@ -38,6 +38,8 @@ pub struct Member {
     pub held: Held,
     /// The part of it that the container's books do not explain, in bytes.
     pub unbooked: u64,
+    /// Whether the container's limit is lowered by that.
+    pub is_withheld: bool,
     /// All its GPU time that was ever measured, in nanoseconds.
     pub own: u64,
     /// How many looks found anybody else on the GPU.
@@ -228,6 +230,7 @@ impl Account {
                 memory_bytes: member.held.bytes,
                 written: clock.monotonic,
                 unbooked_bytes: member.unbooked,
+                is_withheld: member.is_withheld,
             };
             (*lease, member.line, value)
         })

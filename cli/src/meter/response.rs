@@ -17,6 +17,8 @@ use crate::violation::{Kind, Violation};
 pub struct Response<'a> {
     /// Those whose containers are frozen.
     frozen: BTreeSet<i64>,
+    /// Those whose limits are lowered by what their containers hold beyond their books.
+    capped: BTreeSet<i64>,
     /// Those whose containers were killed.
     ended: BTreeSet<i64>,
     state: &'a Path,
@@ -26,7 +28,7 @@ impl<'a> Response<'a> {
     /// Goes on from the containers that an earlier meter left frozen. What is done is noted below the state
     /// folder.
     pub fn after(frozen: impl IntoIterator<Item = i64>, state: &'a Path) -> Self {
-        Self { frozen: frozen.into_iter().collect(), ended: BTreeSet::new(), state }
+        Self { frozen: frozen.into_iter().collect(), capped: BTreeSet::new(), ended: BTreeSet::new(), state }
     }
 
     /// The leases whose containers are frozen.
@@ -35,18 +37,48 @@ impl<'a> Response<'a> {
     }
 
     /// Ends or freezes containers by what was found, and lets others go on. For `report` there is only the
-    /// log and the lists.
-    pub fn act(&mut self, wanted: OnCheating, leases: &[Lease], found: &[Violation]) {
+    /// log and the lists. Under `cap` a container is not frozen for memory where a lower limit of its own
+    /// `is_enough`.
+    pub fn act(
+        &mut self,
+        wanted: OnCheating,
+        leases: &[Lease],
+        found: &[Violation],
+        is_enough: impl Fn(i64) -> bool,
+    ) {
         for lease in leases {
-            let broken = found.iter().find(|one| one.lease == Some(lease.id) && counts(one));
-            match (wanted, broken) {
-                (OnCheating::End, Some(broken)) => self.end(lease, broken),
-                (OnCheating::Cap, broken) => self.set(lease, broken),
-                _ => self.set(lease, None),
+            let mut broken = found.iter().filter(|one| one.lease == Some(lease.id) && counts(one));
+            match wanted {
+                OnCheating::Report => self.set(lease, None),
+                OnCheating::End => {
+                    self.set(lease, None);
+                    broken.next().into_iter().for_each(|broken| self.end(lease, broken));
+                }
+                OnCheating::Cap => {
+                    let is_memory = |one: &&Violation| one.kind == Kind::Memory.name();
+                    let (memory, others): (Vec<_>, Vec<_>) = broken.partition(is_memory);
+                    let is_enough = is_enough(lease.id);
+                    self.note_cap(lease, memory.first().copied().filter(|_| is_enough));
+                    let stops = others.first().or_else(|| memory.first().filter(|_| !is_enough));
+                    self.set(lease, stops.copied());
+                }
             }
         }
-        for known in [&mut self.frozen, &mut self.ended] {
+        for known in [&mut self.frozen, &mut self.capped, &mut self.ended] {
             known.retain(|id| leases.iter().any(|lease| lease.id == *id));
+        }
+    }
+
+    /// Notes when a container's limit is lowered.
+    fn note_cap(&mut self, lease: &Lease, broken: Option<&Violation>) {
+        match broken {
+            Some(_) if self.capped.insert(lease.id) => {
+                let container = ids(lease).join(", ");
+                tracing::warn!(%container, "its limit is lowered by what its books lack (meter.on_cheating)");
+                Done::Capped { why: why(broken) }.note(self.state, lease);
+            }
+            Some(_) => {}
+            None => drop(self.capped.remove(&lease.id)),
         }
     }
 

@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
-use gpushare_config::{Config, Meter};
+use gpushare_config::{Config, Meter, OnCheating};
 use gpushare_inject::{Measuring, MemoryUse, Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
@@ -16,7 +16,7 @@ use nvml_wrapper::Nvml;
 use procfs::process::Process;
 
 use super::account::{Account, Member};
-use super::audit::{Audit, Held, mend};
+use super::audit::{Audit, Held, mend, would_be_capped};
 use super::driver::Gpu;
 use super::kept::Kept;
 use super::owner::Owners;
@@ -374,6 +374,9 @@ impl<'a> Session<'a> {
                 if let Ok(books) = books {
                     let tolerance = self.settings.tolerance;
                     member.unbooked = self.audit.compare(lease, member.line, &member.held, &books, tolerance);
+                    member.is_withheld = member.unbooked > 0
+                        && self.settings.on_cheating == OnCheating::Cap
+                        && would_be_capped(lease, member.line, &member.held, tolerance);
                     found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
                 }
                 let until = until.map(|micros| micros.saturating_mul(1000));
@@ -396,7 +399,12 @@ impl<'a> Session<'a> {
             self.noted.note(self.state, violation);
         }
         self.told = found.iter().map(key).collect();
-        self.response.act(self.settings.on_cheating, &self.leases, &found);
+        let all = self.gpus.values_mut().flat_map(|metered| metered.account.members());
+        let short: Vec<i64> = all
+            .filter(|(_, member)| member.unbooked > 0 && !member.is_withheld)
+            .map(|(lease, _)| lease)
+            .collect();
+        self.response.act(self.settings.on_cheating, &self.leases, &found, |lease| !short.contains(&lease));
         if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {
             tracing::warn!(%error, "what containers do against their shares cannot be written down");
         }

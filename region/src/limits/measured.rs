@@ -30,8 +30,8 @@ pub struct Measured {
     /// stopped.
     pub written: AtomicU64,
     /// Part of `memory_bytes` that the container's own books do not explain, in bytes; 0: the books explain
-    /// all of it.
-    pub unbooked_bytes: AtomicU64,
+    /// all of it. With [`WITHHELD`] the container's limit is lowered by it.
+    unbooked: AtomicU64,
     /// What the node could add to the line's memory limit now, in MiB. The meter alone writes this word and
     /// the next, and no other part of the line with them.
     pub room_mebibytes: AtomicU32,
@@ -40,6 +40,11 @@ pub struct Measured {
 }
 
 const _: () = assert!(size_of::<Measured>() == 64);
+
+/// The bit of [`Measured::unbooked`] by which the container's limit is lowered by the bytes.
+const WITHHELD: u64 = 1 << 63;
+/// A line that was written longer ago, in nanoseconds, is of a meter that has stopped: it lowers no limit.
+const FRESH: u64 = 5_000_000_000;
 
 const LINES: usize = core::mem::offset_of!(LimitsFile, measured);
 
@@ -61,6 +66,8 @@ pub struct Measurement {
     pub written: u64,
     /// Device memory that the container's own books do not explain, in bytes.
     pub unbooked_bytes: u64,
+    /// Whether the container's limit is lowered by it.
+    pub is_withheld: bool,
 }
 
 impl Measured {
@@ -76,7 +83,8 @@ impl Measured {
         self.others_windows.store(value.others_windows, Relaxed);
         self.memory_bytes.store(value.memory_bytes, Relaxed);
         self.written.store(value.written, Relaxed);
-        self.unbooked_bytes.store(value.unbooked_bytes, Relaxed);
+        let withheld = if value.is_withheld { WITHHELD } else { 0 };
+        self.unbooked.store(value.unbooked_bytes & !WITHHELD | withheld, Relaxed);
         self.sequence.store(writing.wrapping_add(1), Release);
     }
 
@@ -84,6 +92,7 @@ impl Measured {
     /// the line.
     pub fn get(&self) -> Option<Measurement> {
         let before = self.sequence.load(Acquire);
+        let unbooked = self.unbooked.load(Relaxed);
         let value = Measurement {
             burst_share: self.burst_share.load(Relaxed),
             until: self.until.load(Relaxed),
@@ -91,10 +100,22 @@ impl Measured {
             others_windows: self.others_windows.load(Relaxed),
             memory_bytes: self.memory_bytes.load(Relaxed),
             written: self.written.load(Relaxed),
-            unbooked_bytes: self.unbooked_bytes.load(Relaxed),
+            unbooked_bytes: unbooked & !WITHHELD,
+            is_withheld: unbooked & WITHHELD != 0,
         };
         fence(Acquire);
         (before.is_multiple_of(2) && self.sequence.load(Relaxed) == before).then_some(value)
+    }
+
+    /// By how many bytes the container's memory limit is lowered, for what it holds beyond its books. `now` is
+    /// asked for the monotonic time in nanoseconds where it is any at all.
+    #[inline]
+    pub fn withheld(&self, now: impl FnOnce() -> u64) -> u64 {
+        let unbooked = self.unbooked.load(Relaxed);
+        if unbooked & WITHHELD == 0 || now().saturating_sub(self.written.load(Relaxed)) > FRESH {
+            return 0;
+        }
+        unbooked & !WITHHELD
     }
 }
 
@@ -113,7 +134,8 @@ pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
                 others_windows: long(line, 24),
                 memory_bytes: long(line, 32),
                 written: long(line, 40),
-                unbooked_bytes: long(line, 48),
+                unbooked_bytes: long(line, 48) & !WITHHELD,
+                is_withheld: long(line, 48) & WITHHELD != 0,
             };
         }
     }
@@ -134,7 +156,7 @@ const _: () = assert!(core::mem::offset_of!(Measured, own_nanoseconds) == 16);
 const _: () = assert!(core::mem::offset_of!(Measured, others_windows) == 24);
 const _: () = assert!(core::mem::offset_of!(Measured, memory_bytes) == 32);
 const _: () = assert!(core::mem::offset_of!(Measured, written) == 40);
-const _: () = assert!(core::mem::offset_of!(Measured, unbooked_bytes) == 48);
+const _: () = assert!(core::mem::offset_of!(Measured, unbooked) == 48);
 
 #[cfg(test)]
 mod tests {
@@ -150,6 +172,7 @@ mod tests {
         memory_bytes: 5 << 30,
         written: 6,
         unbooked_bytes: 7,
+        is_withheld: true,
     };
 
     #[test]
@@ -161,6 +184,20 @@ mod tests {
         let all = measurements(&bytes_of(&file)).unwrap();
         assert_eq!((all[15], all[14]), (SEEN, Measurement::default()));
         assert_eq!(measurements(&bytes_of(&file)[1..]), None);
+    }
+
+    #[test]
+    fn the_limit_is_lowered_only_where_the_meter_says_so_and_lives() {
+        let file = empty();
+        let line = &file.measured[0];
+        for (is_withheld, age, want) in
+            [(false, 0, 0), (true, 0, 7), (true, FRESH, 7), (true, FRESH + 1, 0), (true, 0, 7)]
+        {
+            line.set(&Measurement { is_withheld, ..SEEN });
+            assert_eq!(line.withheld(|| SEEN.written + age), want, "{is_withheld}, {age}");
+        }
+        line.set(&Measurement::default());
+        assert_eq!(line.withheld(|| 0), 0);
     }
 
     #[test]

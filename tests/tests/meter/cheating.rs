@@ -10,6 +10,7 @@ use gpushare_tests::leases::{cli, leases_of, shares, sweep};
 use gpushare_tests::meter;
 use gpushare_tests::needs::met;
 use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::probe::{Report, SUCCESS};
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use serde_json::{Value, json};
 
@@ -168,6 +169,37 @@ fn a_container_that_cheats_is_stopped_or_ended_where_the_settings_say_so() {
         }
         assert_eq!(honest.status().as_deref(), Some("running"), "{wanted}");
     }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn under_cap_memory_beyond_the_books_counts_against_the_containers_own_limit() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = runtime(&node, "cap");
+    let config = runtime.config();
+    let _meter = meter::start(config);
+    let hold = format!(
+        "while [ ! -e /stop ]; do busybox sleep 0.1; done & \
+         {BYPASS} /bin/gpushare-simulator probe --json --allocate 1GiB --hold 1000 & \
+         bypass=$!; wait %1; kill $bypass; exec busybox sleep 1000"
+    );
+    let bundle = share("4GiB", &["sh", "-c", &hold]);
+    let container = runtime.run(&bundle);
+    let fits = |memory: &str| Report::of(&container, &[memory]).allocations() == [SUCCESS];
+    let notes = |event: &str| {
+        let told = cli(config, &["logs", "--filter", &format!("event={event}")]).expect_success("logs");
+        told.stdout.lines().filter(|line| line.contains(bundle.id())).count()
+    };
+    assert!(eventually(SOON, || tells(config, container.id(), "memory")), "{}", container.stderr());
+    assert!(eventually(SOON, || notes("capped") == 1));
+    assert!(eventually(SOON, || !fits("3400MiB")), "the books alone would have room");
+    assert!(fits("2GiB") && container.status().as_deref() == Some("running"));
+    let _ = container.exec(&["busybox", "touch", "/stop"]).expect_success("touch");
+    assert!(eventually(SOON, || fits("3400MiB")), "{:?}", violations(config, container.id()));
+    assert_eq!((notes("capped"), notes("stopped")), (1, 0));
 }
 
 /// Creates, updates and deletes beside a container that takes every lease on files that the kernel allows.
