@@ -67,10 +67,11 @@ packages: ## Installs what demo and tests run, by apt: runtimes, engines, busybo
 	tests/setup/packages.sh
 
 # Foreign clients: NVIDIA's nvidia-smi from Debian, Python packages, kubectl.
-clients: ## Downloads clients for the tests into .cache: nvidia-smi, Python packages, images, kubectl.
+clients: ## Downloads what tests run into .cache: nvidia-smi, Python packages, images, a bare machine, kubectl.
 	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
 	tests/setup/python.sh
 	tests/setup/images.sh >/dev/null || test $$? = 3
+	tests/setup/bare-machine.sh >/dev/null || test $$? = 3
 	tests/setup/kubectl.sh >/dev/null || test $$? = 3
 
 # NVIDIA's own nvidia-smi shows the share inside the containers where it can be had.

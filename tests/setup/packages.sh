@@ -32,6 +32,7 @@ libc6-dev       /usr/include/stdio.h
 binutils        /usr/bin/readelf
 rpm             /usr/bin/rpmbuild
 cpio            /usr/bin/cpio
+debootstrap     /usr/sbin/debootstrap
 lintian         /usr/bin/lintian
 rpmlint         /usr/bin/rpmlint
 '

@@ -100,6 +100,13 @@ pub fn helm() -> PathBuf {
     kubectl().with_file_name("helm")
 }
 
+/// The root that `tests/setup/bare-machine.sh` makes; it may be absent. Overlays take no link.
+#[must_use]
+pub fn bare_machine() -> PathBuf {
+    let cache = checkout().join(".cache");
+    cache.canonicalize().unwrap_or(cache).join("bare-machine")
+}
+
 /// The folder of NVIDIA's own libraries beside nvidia-smi; it may be absent.
 #[must_use]
 pub fn nvidia_libraries() -> PathBuf {

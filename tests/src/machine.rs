@@ -1,4 +1,4 @@
-//! This machine once more below an overlay, where tests install and remove as on a machine of its own.
+//! This machine, or a bare one, below an overlay, where tests install and remove as on a machine of its own.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -7,33 +7,48 @@ use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
 
+use crate::artifacts;
 use crate::command::{self, Outcome};
 use crate::scratch::Scratch;
 
-/// This machine's own root below an overlay, as a machine of its own: its dpkg, its shell and its glibc, and
-/// nothing that is installed there is left. For a mount namespace of its own.
+/// A root below an overlay, as a machine of its own: its dpkg, its shell and its glibc, and nothing that is
+/// installed there is left. For a mount namespace of its own.
 #[derive(Debug)]
 pub struct Machine {
     scratch: Scratch,
 }
 
 impl Machine {
-    /// A new one.
+    /// This machine's own root.
     ///
     /// # Panics
     /// When it cannot be mounted.
     #[must_use]
     pub fn new() -> Self {
+        Self::over(Path::new("/"))
+    }
+
+    /// The root of `tests/setup/bare-machine.sh`: the distribution's smallest set of packages, and docker.
+    ///
+    /// # Panics
+    /// As [`Machine::new`].
+    #[must_use]
+    pub fn bare() -> Self {
+        Self::over(&artifacts::bare_machine())
+    }
+
+    fn over(lower: &Path) -> Self {
         let machine = Self { scratch: Scratch::new("machine") };
         let layer = machine.scratch.folder("layer");
         // The upper layer cannot lie in the lower one, so it is a file system of its own.
         mount(Some("tmpfs"), &layer, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
             .expect("a tmpfs can be mounted");
         let (upper, work) = (machine.scratch.folder("layer/upper"), machine.scratch.folder("layer/work"));
-        let options = format!("lowerdir=/,upperdir={},workdir={}", upper.display(), work.display());
+        let options =
+            format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
         let root = machine.scratch.folder("root");
         mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-            .expect("an overlay over the machine's root can be mounted");
+            .expect("an overlay over a root can be mounted");
         for folder in ["/dev", "/proc", "/sys"] {
             machine.bind(Path::new(folder));
         }

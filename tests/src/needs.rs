@@ -49,6 +49,8 @@ pub enum Need {
     MpsControl,
     /// The packages of `tests/setup/images.sh`.
     Images,
+    /// The root of `tests/setup/bare-machine.sh`.
+    BareMachine,
     /// kubectl of `tests/setup/kubectl.sh`.
     Kubectl,
     /// helm of the same.
@@ -110,6 +112,9 @@ impl Need {
             // The set-up makes this file last.
             Self::Images => (!crate::distribution::packages().join("musl.made-from").exists())
                 .then(|| "no packages for images: run tests/setup/images.sh".to_owned()),
+            // As above.
+            Self::BareMachine => (!crate::artifacts::bare_machine().with_extension("made-from").exists())
+                .then(|| "no bare machine: run tests/setup/bare-machine.sh".to_owned()),
             Self::Kubectl => (!crate::artifacts::kubectl().exists())
                 .then(|| "no kubectl: run tests/setup/kubectl.sh".to_owned()),
             Self::Helm => {
