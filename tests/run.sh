@@ -59,7 +59,7 @@ program() {
 }
 export -f program
 export LOGS=$logs EVERYTHING="${everything[*]}" OWN=$own PROGRAMS=$programs
-longest=(engines dialects attacks hook_only_attacks slurm admission meter images configure giving_back)
+longest=(engines dialects attacks hook_only_attacks slurm admission meter images upgrade configure giving_back)
 all=$(awk -v own="$own" '$1 == own { print $2 }' "$programs")
 others=$(grep -vxF "$(printf '%s\n' "${longest[@]}")" <<<"$all")
 [ -n "$all" ] || { echo "no test program was found" >&2; failed=1; }
