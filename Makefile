@@ -10,10 +10,13 @@ STATIC  := $(WHOLE) RUSTFLAGS="-C target-feature=+crt-static"
 # tables for unwinding. SECURITY.md says what that gives up.
 SMALL   := $(WHOLE) CARGO_PROFILE_RELEASE_OPT_LEVEL=s CARGO_PROFILE_RELEASE_PANIC=abort \
     RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static"
+# What is large, and waits for people or for ticks.
+LEAN    := CARGO_PROFILE_RELEASE_OPT_LEVEL=s
 VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
-SIMULATOR := gpushare-simulator gpushare-simulator-cuda gpushare-simulator-nvml
+# The simulated driver: kernels run in it.
+DRIVER := gpushare-simulator-cuda gpushare-simulator-nvml
 
 # A target with `##` is one for people: `make help` prints it.
 .PHONY: all help build arm64 kube demo test bench gpu-bundle gpu-test check deny miri fuzz packages clients install uninstall dist deb rpm image clean
@@ -28,7 +31,8 @@ help: ## This list.
 # Wrapper and hook are static; the injected libraries have a profile of their own (no_std, no unwinding). All that is
 # shipped ends up in target/release, target/lib and target/share, laid out as it is installed.
 build: ## All that ships, into target/release, lib and share.
-	$(CARGO) build --release --locked -p gpushare $(SIMULATOR:%=-p %) -p gpushare-tests-client
+	$(LEAN) $(CARGO) build --release --locked -p gpushare -p gpushare-simulator
+	$(CARGO) build --release --locked $(DRIVER:%=-p %) -p gpushare-tests-client
 	$(SMALL) $(CARGO) build --release --locked --target $(TARGET) -p gpushare-runtime -p gpushare-hook
 	$(CARGO) build --profile shim --locked $(SHIMS:%=-p %)
 	install -m 755 target/$(TARGET)/release/gpushare-runtime target/$(TARGET)/release/gpushare-hook target/release/
@@ -45,11 +49,12 @@ arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER := aarch64-linux-gnu
 arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER := qemu-aarch64 -L /usr/aarch64-linux-gnu
 arm64: export CC_aarch64_unknown_linux_gnu := aarch64-linux-gnu-gcc
 arm64: ## All that ships for arm64, into target/arm64, untested on such a machine; unit tests under qemu.
-	$(CARGO) build --release --locked --target $(ARM64) -p gpushare -p gpushare-kube $(SIMULATOR:%=-p %)
+	$(LEAN) $(CARGO) build --release --locked --target $(ARM64) -p gpushare -p gpushare-simulator
+	$(CARGO) build --release --locked --target $(ARM64) -p gpushare-kube $(DRIVER:%=-p %)
 	$(SMALL) $(CARGO) build --release --locked --target $(ARM64) -p gpushare-runtime -p gpushare-hook
 	CC=aarch64-linux-gnu-gcc RUSTFLAGS="-C target-feature=-outline-atomics" \
 	    $(CARGO) build --profile shim --locked --target $(ARM64) $(SHIMS:%=-p %)
-	$(CARGO) build --release --locked -p gpushare
+	$(LEAN) $(CARGO) build --release --locked -p gpushare
 	install -d target/arm64/release target/arm64/lib/gpushare
 	cd target/$(ARM64)/release && install -m 755 gpushare gpushare-kube gpushare-runtime gpushare-hook gpushare-simulator \
 	    libgpushare_simulator_cuda.so libgpushare_simulator_nvml.so ../../arm64/release/

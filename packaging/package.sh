@@ -21,6 +21,8 @@ licence=Apache-2.0
 maintainer=${MAINTAINER:-gpushare maintainers <maintainers@gpushare.invalid>}
 # How hard xz and gzip try, 0 to 9. Tests do not wait for the last tenth.
 level=${XZ_LEVEL:-9}
+# How many bytes a deb may have as it ships.
+most=6000000
 
 fail() {
     echo "package.sh: $*" >&2
@@ -182,6 +184,11 @@ EOF
     file=${name}_${version}_amd64.deb
     # One thread: how many there are shows in the bytes.
     DPKG_DEB_THREADS_MAX=1 dpkg-deb --root-owner-group -Zxz "-z$level" --build "$tree" "$out/$file" >/dev/null
+    size=$(stat -c %s "$out/$file")
+    [ "$level" != 9 ] || [ "$size" -le "$most" ] || {
+        rm "$out/$file"
+        fail "$file would have $size bytes, and may have $most"
+    }
     finished "$file"
 }
 
