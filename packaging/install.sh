@@ -16,7 +16,8 @@ case $prefix in
     ;;
 esac
 top=$(cd "$(dirname "$0")/.." && pwd)
-built=$top/target
+# What `make build` made; package.sh names what was made for another architecture.
+built=${BUILT:-$top/target}
 root=$destdir$prefix
 
 [ -x "$built/release/gpushare-hook" ] && [ -d "$built/share" ] || {

@@ -17,6 +17,9 @@ Inside, nvidia-smi, NVML and CUDA show a GPU of exactly that size. The share
 comes back however the container ends. Containers that ask for nothing reach
 runc as they came.'
 licence=Apache-2.0
+# For amd64, of what `make build` made; with PACKAGE_ARCH=arm64 of what `make arm64` did. BUILT names another
+# folder that is laid out as these are.
+arch=${PACKAGE_ARCH:-amd64}
 # Whoever publishes packages says who answers for them.
 maintainer=${MAINTAINER:-gpushare maintainers <maintainers@gpushare.invalid>}
 # How hard xz and gzip try, 0 to 9. Tests do not wait for the last tenth.
@@ -38,6 +41,17 @@ case $version in
 [0-9]*) ;;
 *) fail "a version begins with a digit, as 0.1.0 does: $version" ;;
 esac
+case $arch in
+amd64) machine=x86_64 built=$top/target ;;
+arm64)
+    machine=aarch64 built=$top/target/arm64
+    description="$description
+This build is untested on this architecture."
+    [ "$kind" != image ] || fail "an image is made for amd64 alone: it has programs of the machine that makes it"
+    ;;
+*) fail "no such architecture: $arch; PACKAGE_ARCH is amd64 or arm64" ;;
+esac
+export PACKAGE_ARCH="$arch" BUILT="${BUILT:-$built}"
 case $kind in
 deb) tool=dpkg-deb hint=dpkg ;;
 rpm) tool=rpmbuild hint="rpm (Debian, Ubuntu) or rpm-build (Fedora)" ;;
@@ -168,7 +182,7 @@ EOF
     install -m 644 "$here/lintian-overrides" "$tree/usr/share/lintian/overrides/$name"
     (cd "$tree" && find etc -type f | sed 's|^|/|' | sort) >"$tree/DEBIAN/conffiles"
     {
-        printf '%s\n' "Package: $name" "Version: $version" "Architecture: amd64" "Maintainer: $maintainer" \
+        printf '%s\n' "Package: $name" "Version: $version" "Architecture: $arch" "Maintainer: $maintainer" \
             "Section: admin" "Priority: optional" "Installed-Size: $(du -sk --apparent-size "$tree" | cut -f1)" \
             "Depends: libc6 (>= $(glibc)), libgcc-s1" "Recommends: runc | crun" "Description: $summary"
         printf '%s\n' "$description" | sed 's/^/ /'
@@ -181,7 +195,7 @@ EOF
     chmod 755 "$tree"/DEBIAN/p*
     (cd "$tree" && find usr -type f -exec md5sum {} + | sort -k 2) >"$tree/DEBIAN/md5sums"
     dated "$tree"
-    file=${name}_${version}_amd64.deb
+    file=${name}_${version}_$arch.deb
     # One thread: how many there are shows in the bytes.
     DPKG_DEB_THREADS_MAX=1 dpkg-deb --root-owner-group -Zxz "-z$level" --build "$tree" "$out/$file" >/dev/null
     size=$(stat -c %s "$out/$file")
@@ -234,16 +248,16 @@ EOF
         echo '%changelog'
         changes rpm | sed 's/%/%%/g'
     } >"$work/$name.spec"
-    rpmbuild -bb --quiet --target x86_64-linux \
-        --define "_topdir $work/rpm" --define "_rpmdir $work" --define "_build_name_fmt $name-%{VERSION}-1.x86_64.rpm" \
+    rpmbuild -bb --quiet --target "$machine-linux" \
+        --define "_topdir $work/rpm" --define "_rpmdir $work" --define "_build_name_fmt $name-%{VERSION}-1.$machine.rpm" \
         --define '_buildhost gpushare' --define 'use_source_date_epoch_as_buildtime 1' \
         --define "_binary_payload w$level.xzdio" --define 'debug_package %{nil}' \
         --define '_build_id_links none' --define '__os_install_post %{nil}' "$work/$name.spec" >"$work/log" 2>&1 || {
         cat "$work/log" >&2
         fail "rpmbuild did not work: see above"
     }
-    mv -f "$work/$name-$version-1.x86_64.rpm" "$out"
-    finished "$name-$version-1.x86_64.rpm"
+    mv -f "$work/$name-$version-1.$machine.rpm" "$out"
+    finished "$name-$version-1.$machine.rpm"
 }
 
 # For machines without Rust, whatever their package manager. The tree is laid out for no prefix yet: the tarball's
@@ -259,8 +273,8 @@ tar() {
     install -m 644 "$here/lifecycle.sh" "$top/LICENSE" "$top/README.md" "$folder"
     command tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu \
         -cf "$work/tar" "$name-$version"
-    gzip -9n <"$work/tar" >"$out/$name-$version-x86_64.tar.gz"
-    finished "$name-$version-x86_64.tar.gz"
+    gzip -9n <"$work/tar" >"$out/$name-$version-$machine.tar.gz"
+    finished "$name-$version-$machine.tar.gz"
 }
 
 # For clusters: an archive of an OCI image. `localhost/gpushare` is a name that no engine looks for elsewhere; whoever

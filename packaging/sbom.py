@@ -20,7 +20,8 @@ PROGRAMS = [
     "gpushare-simulator", "gpushare-simulator-cuda", "gpushare-simulator-nvml",
 ]
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TARGET = "x86_64-unknown-linux-gnu"
+# The crates that are linked in differ by architecture; package.sh says which.
+TARGETS = {"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu"}
 TEXTS = re.compile(r"(licen[sc]e|copying|notice|unlicense|copyright)", re.IGNORECASE)
 # glibc's own licence, where distributions keep it.
 LGPL = ["/usr/share/common-licenses/LGPL-2.1", "/usr/share/licenses/glibc/COPYING.LIB"]
@@ -106,6 +107,7 @@ def compiled_in(packages):
     version = output("rustc", "--version").split()[1]
     rust = component("rust-std", version, "MIT OR Apache-2.0", f"pkg:generic/rust-std@{version}")
     yield rust, "Apache-2.0: see LICENSE."
+    # That of this machine; a cross compiler of the same distribution brings the same.
     version = output("getconf", "GNU_LIBC_VERSION").split()[1]
     text = next((read(path) for path in LGPL if os.path.exists(path)), None)
     if text is None:
@@ -118,8 +120,9 @@ def main():
     if len(sys.argv) < 2:
         fail("say the folder to write to, and perhaps further programs")
     PROGRAMS.extend(sys.argv[2:])
+    target = TARGETS[os.environ.get("PACKAGE_ARCH", "amd64")]
     metadata = json.loads(output(
-        os.environ.get("CARGO", "cargo"), "metadata", "--locked", "--format-version=1", "--filter-platform", TARGET,
+        os.environ.get("CARGO", "cargo"), "metadata", "--locked", "--format-version=1", "--filter-platform", target,
         "--manifest-path", f"{TOP}/Cargo.toml"))
     packages, needs = shipped(metadata)
     sums = checksums()

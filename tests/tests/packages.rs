@@ -249,6 +249,32 @@ fn a_package_asks_for_the_libraries_of_the_host_and_offers_none() {
 
 #[test]
 #[ignore = "needs the release build: packs its files"]
+fn a_package_for_arm64_is_of_that_architecture_and_says_that_it_is_untested_there() {
+    if !met(&[Need::Dpkg, Need::Rpmbuild]) {
+        return;
+    }
+    let scratch = Scratch::new("arm64");
+    let packed = |kind: &str| {
+        let mut run = packaging("package.sh", &[kind, NEW]);
+        // What was built for this machine stands in: nothing is run.
+        run.arg(scratch.path())
+            .env("PACKAGE_ARCH", "arm64")
+            .env("BUILT", artifacts::checkout().join("target"));
+        PathBuf::from(command::run(&mut run).expect_success(kind).stdout.trim_end())
+    };
+    let mut field = Command::new("dpkg-deb");
+    let field = field.arg("--field").arg(packed("deb"));
+    let told = command::run(field.args(["Architecture", "Description"])).expect_success("dpkg-deb").stdout;
+    assert!(told.contains("Architecture: arm64\n") && told.contains("untested on this arch"), "{told}");
+    let mut query = Command::new("rpm");
+    query.args(["--query", "--queryformat=%{ARCH} %{DESCRIPTION}", "--package"]).arg(packed("rpm"));
+    let told = command::run(&mut query).expect_success("rpm").stdout;
+    assert!(told.starts_with("aarch64 ") && told.contains("untested on this arch"), "{told}");
+    assert_eq!(entries(scratch.path()).len(), 4, "two packages, each with its sum");
+}
+
+#[test]
+#[ignore = "needs the release build: packs its files"]
 fn the_distributions_checkers_find_no_error() {
     if !met(&[Need::Dpkg, Need::Rpmbuild, Need::Lintian]) {
         return;
@@ -304,6 +330,9 @@ fn a_package_that_cannot_be_is_refused_in_one_line() {
         assert!(!outcome.success() && outcome.stderr.contains(want), "{args:?}: {outcome:?}");
         assert_eq!(outcome.stderr.lines().count(), 1, "{args:?}: {outcome:?}");
     }
+    let mut run = packaging("package.sh", &["deb", "0.1.0", folder]);
+    let outcome = command::run(run.env("PACKAGE_ARCH", "x86_64"));
+    assert!(outcome.stderr.starts_with("package.sh: no such architecture: x86_64"), "{outcome:?}");
     assert_eq!(entries(scratch.path()), Vec::<PathBuf>::new());
 }
 
