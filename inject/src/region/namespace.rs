@@ -17,9 +17,9 @@ use std::thread::{Builder, scope};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, setns, unshare};
+use nix::sched::{CloneFlags, CpuSet, sched_getcpu, sched_setaffinity, setns, unshare};
 use nix::sys::statfs::{FsType, fstatfs};
-use nix::unistd::{chdir, chroot, pivot_root};
+use nix::unistd::{Pid, chdir, chroot, pivot_root};
 
 use super::{AWAY, if_there, locked, state};
 
@@ -70,9 +70,10 @@ impl Namespace {
         // A file that names a namespace cannot be mounted where the mount would be passed on to others.
         mount(NONE, limits, NONE, MsFlags::MS_PRIVATE, NONE)?;
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o400).open(&self.file)?;
+        let mut namespace = empty_namespace()?;
         for _ in 0..TRIES {
-            match self.name(&empty_namespace()?) {
-                Err(Errno::EINVAL) => apart(use_up_numbers)?,
+            match self.name(&namespace) {
+                Err(Errno::EINVAL) => namespace = younger_namespace()?,
                 named => return Ok(named?),
             }
         }
@@ -108,7 +109,7 @@ impl Namespace {
     }
 }
 
-/// How many new namespaces are tried, each after [`use_up_numbers`].
+/// How many new namespaces are tried, all but the first with new numbers.
 const TRIES: usize = 8;
 /// How many numbers a processor takes at once (Linux, `COOKIE_LOCAL_BATCH`).
 const NUMBERS: usize = 4096;
@@ -118,6 +119,18 @@ const NUMBERS: usize = 4096;
 /// (kernel/nstree.c, `ns_tree_gen_id`): one with old numbers left has to take new ones.
 fn use_up_numbers() -> io::Result<()> {
     (0..NUMBERS).try_for_each(|_| Ok(unshare(CloneFlags::CLONE_NEWUTS)?))
+}
+
+/// As [`empty_namespace`], with a number of those that its processor takes anew. A thread that moves to another
+/// processor would use up that one's numbers, so this one and those that it makes stay where it begins.
+fn younger_namespace() -> io::Result<File> {
+    apart(|| {
+        let mut here = CpuSet::new();
+        // Who may not stay has the other tries.
+        let _ = here.set(sched_getcpu()?).and_then(|()| sched_setaffinity(Pid::from_raw(0), &here));
+        apart(use_up_numbers)?;
+        empty_namespace()
+    })
 }
 
 fn empty_namespace() -> io::Result<File> {
