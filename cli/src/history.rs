@@ -298,7 +298,7 @@ fn csv(past: &[PastLease], refusals: &[Refused]) -> io::Result<()> {
 
 fn print(past: &[PastLease], refusals: &[Refused], names: &GpuNames) -> io::Result<()> {
     if past.is_empty() && refusals.is_empty() {
-        return table::line("no share was given back, and none refused");
+        return table::line("no share was given back yet, and none refused");
     }
     let none = || "-".to_owned();
     let ended = past.iter().map(|lease| {
