@@ -2,6 +2,7 @@
 # Installs what `make build` made: install.sh DESTDIR PREFIX. Paths inside are found from the programs' own place, so
 # the tree works wherever it is put; only the settings and the state folder have fixed places.
 set -eu
+umask 022
 
 [ $# -eq 2 ] || {
     echo "usage: install.sh DESTDIR PREFIX, as: install.sh '' /usr/local" >&2
@@ -25,6 +26,16 @@ root=$destdir$prefix
     exit 1
 }
 
+who=install.sh
+# shellcheck source=packaging/lifecycle.sh
+. "$top/packaging/lifecycle.sh"
+[ -n "$destdir" ] ||
+    may_come "$(sed -n 's/^const VERSION: u32 = \([0-9]*\);.*/\1/p' "$top/quota/src/ledger/text.rs")"
+alone "$root"
+# What is being written when this ends.
+new=
+trap '[ -z "$new" ] || rm -f "$new"' EXIT
+
 install -d "$root/bin" "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/lib/tmpfiles.d" "$root/lib/systemd/system" \
     "$root/lib/udev/rules.d" "$root/share/gpushare/hooks.d" "$root/share/doc/gpushare"
 # put MODE FILE...  FOLDER/: each under another name first and then renamed, so that nobody ever meets half a file, none, or one
@@ -35,17 +46,21 @@ put() {
     for folder; do :; done
     while [ $# -gt 1 ]; do
         name=$(basename "$1")
-        install -m "$mode" "$1" "$folder/.$name.new"
-        mv -f "$folder/.$name.new" "$folder/$name"
+        new=$folder/.$name.new
+        install -m "$mode" "$1" "$new"
+        mv -f "$new" "$folder/$name"
         shift
     done
 }
 # placed FILE FOLDER: a file that names the programs by their path.
 placed() {
     name=$(basename "$1")
-    sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$root/$2/.$name.new"
-    chmod 644 "$root/$2/.$name.new"
-    mv -f "$root/$2/.$name.new" "$root/$2/$name"
+    new=$root/$2/.$name.new
+    # A link in its place would be followed.
+    rm -f "$new"
+    sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$new"
+    chmod 644 "$new"
+    mv -f "$new" "$root/$2/$name"
 }
 
 # What is called comes before who calls it, and the wrapper, which engines call, comes last.
@@ -83,6 +98,7 @@ put 644 "$top/packaging/71-gpushare.rules" "$root/lib/udev/rules.d"
     install -d "$root/share/$folder"
 done
 # The list of them tells uninstall.sh which are ours.
+rm -f "$root/share/gpushare/.pages.new"
 (cd "$built/share" && find . -type f | sort) | while read -r file; do
     put 644 "$built/share/$file" "$root/share/$(dirname "$file")"
     echo "${file#./}"

@@ -35,13 +35,26 @@ may_go() {
     [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" ", or say FORCE=1"
 }
 
-# unnamed GPUSHARE [ELSE]: refuses while an engine still names the runtime: it could start none of its containers, nor
-# stop those that it has. GPUSHARE is the program, ELSE what the refusal says at its end.
+# unnamed GPUSHARE [ELSE]: refuses while an engine still names the runtime, or nobody can tell: it could start none of its
+# containers, nor stop those that it has. GPUSHARE is the program, ELSE what the refusal says at its end.
 unnamed() {
     for engine in docker containerd crio podman; do
-        ! "$1" configure "$engine" --remove --dry-run --json 2>/dev/null | grep -q '"changed": true' ||
+        told=$("$1" configure "$engine" --remove --dry-run --json) ||
+            refuse "cannot tell whether $engine still has the runtime (see above)${2-}"
+        case $told in
+        *'"changed": true'*)
             refuse "$engine still has the runtime: run \`gpushare configure $engine --remove\` first${2-}"
+            ;;
+        esac
     done
+}
+
+# alone FOLDER: waits until no other installer works below the folder, and keeps others waiting until this one ends.
+alone() {
+    command -v flock >/dev/null || return 0
+    mkdir -p "$1"
+    exec 9<"$1"
+    flock 9
 }
 
 # stop_units PREFIX: units that run or are enabled would run on without their files.

@@ -18,6 +18,10 @@ who=install.sh
 # shellcheck source=packaging/lifecycle.sh
 . "$here/lifecycle.sh"
 [ -n "$destdir" ] || may_come @LEDGER@
+alone "$destdir$prefix"
+# What is being written when this ends.
+new=
+trap '[ -z "$new" ] || rm -f "$new"' EXIT
 
 # put FILE: first under another name and then renamed, so that nobody ever meets half a file, none, or one without the
 # prefix.
@@ -30,6 +34,8 @@ put() {
     case $1 in etc/*) [ ! -e "$to" ] || return 0 ;; esac
     new=${to%/*}/.${to##*/}.new
     mkdir -p "${to%/*}"
+    # A link in its place would be followed.
+    rm -f "$new"
     cp -p "$here/tree/$1" "$new"
     if grep -qI '/@PREFIX@' "$new"; then
         sed "s|/@PREFIX@|$prefix|g" "$here/tree/$1" >"$new"

@@ -18,6 +18,7 @@ who=uninstall.sh
 . "$(dirname "$0")/lifecycle.sh"
 
 # Shares are held and units run on this machine only, not in a staged tree.
+[ ! -d "$root" ] || alone "$root"
 if [ -z "$destdir" ]; then
     may_go "$prefix"
     stop_units "$prefix"
@@ -27,11 +28,12 @@ if [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"
     rm -f "$settings"
 fi
 for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
-    rm -f "$root/bin/$program"
+    rm -f "$root/bin/$program" "$root/bin/.$program.new"
 done
 # Manual pages, completions and the like.
 if [ -e "$root/share/gpushare/pages" ]; then
     while read -r page; do
+        case /$page/ in */../*) continue ;; esac
         rm -f "$root/share/$page"
     done <"$root/share/gpushare/pages"
 fi

@@ -1,5 +1,5 @@
 //! `gpushare config`: the settings as they are in force, one by one or all, and changes of the settings file that
-//! keep every comment in it.
+//! keep the comments around it.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -82,6 +82,7 @@ fn change(key: &str, value: Option<&str>) -> Result<()> {
     let wanted = value.map(|value| parsed(key, value, &shipped)).transpose()?;
     let path = settings_file();
     let path = file::resolve(&path)?;
+    let _turn = file::turn(&path);
     let before = file::read(&path)?;
     let text = before.clone().unwrap_or_default();
     let after =
@@ -182,8 +183,18 @@ fn parsed(key: &str, word: &str, shipped: &Value) -> Result<Value> {
     }
 }
 
-/// `text` with `value` at `key`, or without the key. Everything else stays byte by byte.
+/// `text` with `value` at `key`, or without the key and what is said about it. Everything else stays byte by byte.
 fn edited(text: &str, key: &str, value: Option<&Value>) -> Result<String> {
+    let bare = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mark = text.strip_suffix(bare).unwrap_or_default();
+    let new = edited_lines(bare, key, value)?;
+    let ends_in_both = bare.contains('\n') && bare.matches('\n').count() == bare.matches("\r\n").count();
+    // The parser writes line feeds alone.
+    let new = if ends_in_both { new.replace("\r\n", "\n").replace('\n', "\r\n") } else { new };
+    Ok(format!("{mark}{new}"))
+}
+
+fn edited_lines(text: &str, key: &str, value: Option<&Value>) -> Result<String> {
     let mut document: DocumentMut = text.parse()?;
     let (sections, name) = key.rsplit_once('.').unwrap_or(("", key));
     let mut place: &mut dyn TableLike = document.as_table_mut();
@@ -249,6 +260,10 @@ mod tests {
         assert_eq!(edited("", "quota.reserve", Some(&value)).unwrap(), "[quota]\nreserve = \"2GiB\"\n");
         assert_eq!(edited(text, "meter.xids", None).unwrap(), text);
         assert!(edited("quota = 4\n", "quota.reserve", Some(&value)).is_err());
+        // As an editor elsewhere wrote it.
+        let elsewhere = |text: &str| format!("\u{feff}{}", text.replace('\n', "\r\n"));
+        let of_elsewhere = edited(&elsewhere(text), "quota.reserve", Some(&value)).unwrap();
+        assert_eq!(of_elsewhere, elsewhere(&set("quota.reserve")));
     }
 
     #[test]

@@ -144,6 +144,7 @@ struct Planned {
 pub fn configure(asked: &Configure) -> Result<()> {
     let target = target::find(asked.engine, asked.config.as_deref())?;
     let checker = Checker::new(asked.engine, asked.engine_path.as_deref())?;
+    let _turn = (!asked.dry_run).then(|| file::turn(&target.file));
     let (planned, runtime) = match asked.remove {
         true => (remove(asked, &checker, &target)?, None),
         false => {
@@ -255,12 +256,17 @@ fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Plann
     let (engine, name) = (asked.engine, &asked.name);
     let before = file::read(&target.file)?;
     let was_default = is_default(engine, target, name)?;
-    let mut changes = Vec::new();
+    let (mut changes, mut notes) = (Vec::new(), Vec::new());
     let after = match (&before, engine) {
         (None, _) => None,
         (Some(_), Engine::Docker) => {
             let (record, files) = docker_files(target, before.clone())?;
-            let new = at(&target.file, docker::without(&files, name))?;
+            let (new, gone) = at(&target.file, docker::without(&files, name))?;
+            notes.extend(gone.map(|gone| {
+                format!(
+                    "the default runtime before, {gone}, is not put back: docker does not know it any more"
+                )
+            }));
             changes.push(FileChange { path: record, before: files.record, after: new.record });
             new.settings
         }
@@ -275,11 +281,16 @@ fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Plann
         ),
         _ => None,
     };
+    // A runtime of ours by another name may be the default.
+    let stays = match (&after, engine) {
+        (None, _) => false,
+        (Some(text), Engine::Docker) => docker::has_our_default(text),
+        (Some(text), _) => !was_default && text.contains(WRAPPER),
+    };
     // The engine's own file is written first: variables grant again only when no image runs by default.
     changes.insert(0, FileChange { path: target.file.clone(), before, after });
-    let mut notes = Vec::new();
     let grants = environment::as_before(engine)?;
-    if was_default || grants.change.changes() {
+    if !stays && (was_default || grants.change.changes()) {
         notes.extend(grants.note);
         changes.push(grants.change);
     }

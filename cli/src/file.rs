@@ -1,10 +1,12 @@
 //! Writes whole files of settings, the engines' and ours. It writes a temporary file beside the old
 //! one and renames it, so that the old text stands until the new one does.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::{Gid, Uid};
@@ -95,6 +97,20 @@ pub fn apply(changes: &[FileChange]) -> Result<()> {
 /// When a file cannot be written, or was changed by others since.
 pub fn revert(changes: &[FileChange]) -> Result<()> {
     changes.iter().rev().try_for_each(|change| replace(&change.reversed()))
+}
+
+/// How long a command waits for another one that changes settings.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Waits until no other command changes the settings in `file`, and keeps others waiting until the turn is dropped.
+/// Anybody may lock a folder, so nobody is waited for long: [`apply`] still finds what others changed before it.
+pub fn turn(file: &Path) -> Option<File> {
+    let folder = File::open(file.ancestors().skip(1).find(|folder| folder.is_dir())?).ok()?;
+    let begin = Instant::now();
+    while matches!(folder.try_lock(), Err(TryLockError::WouldBlock)) && begin.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(10));
+    }
+    Some(folder)
 }
 
 fn replace(change: &FileChange) -> Result<()> {

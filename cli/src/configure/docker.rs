@@ -7,9 +7,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::Runtime;
 use super::json_text::Object;
 use super::toml_text::Mistake;
+use super::{Runtime, WRAPPER};
 
 /// daemon.json and the file that remembers what was replaced in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,21 +94,29 @@ pub fn is_default(files: &Files, name: &str) -> bool {
     Object::whole(text).is_ok_and(|whole| whole.raw(DEFAULT).is_some_and(|raw| is_string(raw, name)))
 }
 
-/// The files without the runtime: as they were before, except for what others have changed since.
-pub fn without(files: &Files, name: &str) -> Result<Files, Mistake> {
-    let Some(text) = &files.settings else { return Ok(Files::default()) };
-    let record = record(files)?;
+/// The files without the runtime: as they were before, except for what others have changed since. While another
+/// runtime of ours stays, so does what is remembered. The name is that of a default runtime of before which is not
+/// put back, since docker does not know it any more and would not start.
+pub fn without(files: &Files, name: &str) -> Result<(Files, Option<String>), Mistake> {
+    let Some(text) = &files.settings else { return Ok(Default::default()) };
+    let mut record = record(files)?;
     let mut text = text.clone();
+    let mut gone = None;
     if is_default(files, name) {
         let whole = Object::whole(&text)?;
-        text = match record[DEFAULT].as_str() {
-            Some(raw) => whole.with_value(DEFAULT, raw),
+        let before = record.as_object_mut().and_then(|record| record.remove(DEFAULT));
+        text = match before.as_ref().and_then(Value::as_str) {
+            Some(raw) if is_known(&whole, raw)? => whole.with_value(DEFAULT, raw),
+            Some(raw) => {
+                gone = Some(raw.to_owned());
+                whole.without_member(DEFAULT)
+            }
             None => whole.without_member(DEFAULT),
         };
     }
     let whole = Object::whole(&text)?;
     let Some(runtimes) = whole.inner(RUNTIMES)? else {
-        return Ok(Files { settings: Some(text), record: None });
+        return Ok((Files { settings: Some(text), record: None }, gone));
     };
     if runtimes.raw(name).is_some() {
         text = runtimes.without_member(name);
@@ -121,7 +129,30 @@ pub fn without(files: &Files, name: &str) -> Result<Files, Mistake> {
         }
     }
     let goes = record[CREATED] == json!(true) && text == EMPTY;
-    Ok(Files { settings: (!goes).then_some(text), record: None })
+    let stays = !ours(&text).is_empty() && record.as_object().is_some_and(|record| !record.is_empty());
+    let record = stays.then(|| format!("{record:#}\n"));
+    Ok((Files { settings: (!goes).then_some(text), record }, gone))
+}
+
+/// Whether docker has a runtime of this name, a JSON text: in its settings, or by itself.
+fn is_known(whole: &Object<'_>, raw: &str) -> Result<bool, Mistake> {
+    let name: String = serde_json::from_str(raw).unwrap_or_default();
+    let is_named = whole.inner(RUNTIMES)?.is_some_and(|runtimes| runtimes.raw(&name).is_some());
+    Ok(is_named || name == "runc" || name.starts_with("io.containerd."))
+}
+
+/// The names of our runtimes in daemon.json, whatever they are called.
+fn ours(text: &str) -> Vec<String> {
+    let value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
+    let runtimes = value[RUNTIMES].as_object().into_iter().flatten();
+    let is_ours = |entry: &Value| Path::new(entry["path"].as_str().unwrap_or_default()).ends_with(WRAPPER);
+    runtimes.filter(|(_, entry)| is_ours(entry)).map(|(name, _)| name.clone()).collect()
+}
+
+/// Whether a runtime of ours is the default one in daemon.json.
+pub fn has_our_default(text: &str) -> bool {
+    let value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
+    value[DEFAULT].as_str().is_some_and(|default| ours(text).iter().any(|name| name == default))
 }
 
 /// What is remembered. Only JSON texts are put back into daemon.json, so any other content is a mistake.

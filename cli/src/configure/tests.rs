@@ -62,12 +62,16 @@ fn added(engine: Engine, file: &Path, before: &docker::Files, runtime: &Runtime)
 fn remove(engine: Engine, files: &docker::Files, name: &str) -> Result<docker::Files, String> {
     let text = files.settings.as_deref().unwrap_or_default();
     let removed = match engine {
-        Engine::Docker => return docker::without(files, name).map_err(|mistake| mistake.to_string()),
+        Engine::Docker => return left_without(files, name),
         Engine::Containerd => containerd::removed(text, name),
         Engine::Crio => crio::removed(text, name),
         Engine::Podman => podman::removed(text, name),
     };
     removed.map(|settings| docker::Files { settings, record: None }).map_err(|mistake| mistake.to_string())
+}
+
+fn left_without(files: &docker::Files, name: &str) -> Result<docker::Files, String> {
+    docker::without(files, name).map(|(files, _)| files).map_err(|mistake| mistake.to_string())
 }
 
 fn settings(text: impl Into<String>) -> docker::Files {
@@ -183,7 +187,7 @@ fn a_file_that_was_made_for_the_runtime_goes_with_it() {
         let runtime = runtime(default);
         let none = docker::Files::default();
         let made = docker::with(&none, &runtime).unwrap();
-        assert_eq!(docker::without(&made, "gpushare").unwrap(), none);
+        assert_eq!(left_without(&made, "gpushare").unwrap(), none);
         for file in ["config.toml", "config.toml.tmpl"] {
             let file = Path::new(file);
             let made = containerd::with(containerd::head(file), file, &runtime).unwrap();
@@ -351,7 +355,7 @@ fn members_of_others_stay_when_the_runtime_goes() {
                     _ => format!("{with:#}\n"),
                 };
                 let files = docker::Files { settings: Some(written), record: new.record.clone() };
-                let left = docker::without(&files, "gpushare").unwrap();
+                let left = left_without(&files, "gpushare").unwrap();
                 let left: serde_json::Value = serde_json::from_str(text(&left)).unwrap();
                 assert_eq!(left, without, "{}", file.display());
             }
@@ -373,8 +377,37 @@ fn a_default_that_somebody_chose_since_is_his() {
     let new = docker::with(&settings(old), &runtime(true)).unwrap();
     let edited = text(&new).replace("\"default-runtime\": \"gpushare\"", "\"default-runtime\": \"kata\"");
     let left =
-        docker::without(&docker::Files { settings: Some(edited), record: new.record }, "gpushare").unwrap();
+        left_without(&docker::Files { settings: Some(edited), record: new.record }, "gpushare").unwrap();
     assert_eq!(text(&left), old.replace("runc", "kata"));
+}
+
+#[test]
+fn a_default_that_docker_does_not_know_any_more_is_not_put_back() {
+    for (before, is_back) in [("nvidia", false), ("runc", true), ("io.containerd.runc.v2", true)] {
+        let old = format!("{{\"default-runtime\": \"{before}\", \"runtimes\": {{\"nvidia\": {{}}}}}}");
+        let new = docker::with(&settings(&*old), &runtime(true)).unwrap();
+        let edited = text(&new).replace("\"nvidia\": {},", "");
+        assert!(!edited.contains("\"nvidia\""), "{edited}");
+        let files = docker::Files { settings: Some(edited), record: new.record };
+        let (left, gone) = docker::without(&files, "gpushare").unwrap();
+        assert_eq!(text(&left).contains(before), is_back, "{before}");
+        assert_eq!(gone, (!is_back).then(|| format!("\"{before}\"")));
+    }
+}
+
+#[test]
+fn of_two_names_in_docker_the_one_that_goes_takes_nothing_of_the_others() {
+    let old = settings("{\"default-runtime\": \"crun\", \"runtimes\": {\"crun\": {}}}");
+    let ours = docker::with(&old, &runtime(true)).unwrap();
+    let second = Runtime { name: "other".to_owned(), ..runtime(false) };
+    let both = docker::with(&ours, &second).unwrap();
+    let left = left_without(&both, "other").unwrap();
+    assert_eq!(left, ours);
+    assert!(docker::has_our_default(text(&left)));
+    assert_eq!(left_without(&left, "gpushare").unwrap(), old);
+    let other_stays = left_without(&both, "gpushare").unwrap();
+    assert!(!docker::has_our_default(text(&other_stays)) && text(&other_stays).contains("crun"));
+    assert_eq!(left_without(&other_stays, "other").unwrap(), old);
 }
 
 #[test]
@@ -382,9 +415,9 @@ fn what_is_remembered_of_docker_is_checked() {
     let old = settings("{\"default-runtime\": \"runc\"}");
     let mut new = docker::with(&old, &runtime(true)).unwrap();
     new.record = Some("{\"default-runtime\": \"a, b\"}".to_owned());
-    assert!(docker::without(&new, "gpushare").unwrap_err().to_string().contains("damaged"));
+    assert!(left_without(&new, "gpushare").unwrap_err().contains("damaged"));
     new.record = None;
-    let left = docker::without(&new, "gpushare").unwrap();
+    let left = left_without(&new, "gpushare").unwrap();
     assert_eq!(text(&left), "{}", "without a record docker's own default is in force");
 }
 
