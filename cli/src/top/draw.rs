@@ -1,5 +1,7 @@
 //! Draws a look at the node: a line for each GPU, a line for each share, and what the keys do.
 
+use std::ops::RangeInclusive;
+
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -15,6 +17,10 @@ use crate::table::{age, escaped};
 const GIB: u64 = 1 << 30;
 /// The narrowest column of names.
 const NAMES: usize = 14;
+/// The column of GPUs' numbers.
+const NUMBERS: usize = 5;
+/// The widths of a GPU's bar.
+const BAR: RangeInclusive<usize> = 8..=60;
 
 /// How things are marked. Marks that matter are words or signs too, so nothing is lost without colours; the
 /// colours are the terminal's own, which it has chosen for its ground.
@@ -101,7 +107,8 @@ fn page(area: Rect, buffer: &mut Buffer, overview: &Overview, rates: &Rates, vie
         let hidden = overview.gpus.len().saturating_sub(room);
         let shown = overview.gpus.iter().take(if hidden > 0 { room - 1 } else { room });
         let more = (hidden > 0).then(|| Line::from(format!("     and {} more GPUs", hidden + 1)));
-        shown.map(|gpu| card(gpu, width, theme)).chain(more).collect()
+        let bars = bars(&overview.gpus, width);
+        shown.map(|gpu| card(gpu, width, bars, theme)).chain(more).collect()
     };
     Paragraph::new(lines).render(cards, buffer);
     shares(list, buffer, overview, rates, view, theme);
@@ -147,34 +154,55 @@ fn part(some: u64, all: u64) -> f64 {
     crate::page::part_of(some, all)
 }
 
-fn card(gpu: &GpuView, width: usize, theme: Theme) -> Line<'static> {
+/// How wide the bars of GPUs are in a line of `width` cells, and whether their models have room behind them.
+fn bars(gpus: &[GpuView], width: usize) -> (usize, bool) {
+    let longest = |length: fn(&GpuView) -> usize| {
+        gpus.iter().filter(|gpu| gpu.fault.is_none()).map(length).max().unwrap_or(0)
+    };
+    let figures = longest(|gpu| figures(gpu).iter().map(|word| word.chars().count()).sum());
+    let models = longest(|gpu| 2 + escaped(&gpu.model).chars().count());
+    let room = width.saturating_sub(NUMBERS + figures);
+    match room.checked_sub(models) {
+        Some(bar) if bar > *BAR.start() => (bar.min(*BAR.end()), true),
+        _ => (room.clamp(*BAR.start(), *BAR.end()), false),
+    }
+}
+
+/// What is told of a GPU behind its bar, the most important first. Figures of several GPUs stand below each
+/// other.
+fn figures(gpu: &GpuView) -> Vec<String> {
+    let all = gib(gpu.memory_bytes.unwrap_or(0));
+    let memory = format!(" {:>6} used, {:>6} of {all} granted", gib(gpu.used_bytes), gib(gpu.granted_bytes));
+    let rest = [
+        gpu.is_cordoned.then(|| "  CORDONED".to_owned()),
+        gpu.utilisation_percent.map(|percent| format!("  {percent:>3}%")),
+        gpu.celsius.map(|celsius| format!("  {celsius}°C")),
+        gpu.watts.map(|watts| format!("  {watts:>4.0}W")),
+        gpu.sm_megahertz.map(|clock| format!("  {clock:>4}MHz")),
+    ];
+    std::iter::once(memory).chain(rest.into_iter().flatten()).collect()
+}
+
+fn card(gpu: &GpuView, width: usize, (wide, has_model): (usize, bool), theme: Theme) -> Line<'static> {
     if let Some(fault) = &gpu.fault {
         return Line::from(Span::styled(format!("{:>4} {}", gpu.number, escaped(fault)), theme.full));
     }
     let all = gpu.memory_bytes.unwrap_or(0);
-    let wide = width.saturating_sub(70).clamp(8, 60);
     let (used, granted, free) = bar(wide, part(gpu.used_bytes, all), part(gpu.granted_bytes, all));
     let mut told = vec![
         Span::raw(format!("{:>4} ", gpu.number)),
         Span::styled(used, theme.used),
         Span::raw(granted),
         Span::styled(free, theme.soft),
-        Span::raw(format!(
-            " {} used, {} of {} granted",
-            gib(gpu.used_bytes),
-            gib(gpu.granted_bytes),
-            gib(all)
-        )),
     ];
-    let rest = [
-        gpu.utilisation_percent.map(|percent| format!("{percent:>3}%")),
-        gpu.celsius.map(|celsius| format!("{celsius}°C")),
-        gpu.watts.map(|watts| format!("{watts:.0}W")),
-        gpu.sm_megahertz.map(|clock| format!("{clock}MHz")),
-        gpu.is_cordoned.then(|| "CORDONED".to_owned()),
-        Some(escaped(&gpu.model)),
-    ];
-    told.extend(rest.into_iter().flatten().map(|word| Span::raw(format!("  {word}"))));
+    let mut room = width.saturating_sub(NUMBERS + wide);
+    let model = has_model.then(|| format!("  {}", escaped(&gpu.model)));
+    for word in figures(gpu).into_iter().chain(model) {
+        // Half a figure would be another one.
+        let Some(left) = room.checked_sub(word.chars().count()) else { break };
+        room = left;
+        told.push(Span::raw(word));
+    }
     Line::from(told)
 }
 
@@ -200,15 +228,16 @@ const COLUMNS: [Column; 8] = [
     Column { heading: "AGE", width: 5, rank: 3 },
 ];
 
-/// The columns for which a terminal of this width has room, and how wide names are then.
-fn columns(width: usize) -> (Vec<usize>, usize) {
+/// The columns for which a terminal of this width has room, and how wide names are then: no wider than
+/// `longest`, so that the eye finds what belongs to a name.
+fn columns(width: usize, longest: usize) -> (Vec<usize>, usize) {
     let mut ranks = [3, 2, 1].into_iter();
     let mut shown: Vec<usize> = (0..COLUMNS.len()).collect();
     loop {
         let taken: usize = shown.iter().map(|index| COLUMNS[*index].width + 1).sum();
         match ranks.next() {
             Some(rank) if width < taken + NAMES => shown.retain(|index| COLUMNS[*index].rank < rank),
-            _ => return (shown, width.saturating_sub(taken).max(1)),
+            _ => return (shown, width.saturating_sub(taken).min(longest.max(NAMES)).max(1)),
         }
     }
 }
@@ -226,7 +255,8 @@ fn cell(text: &str, width: usize, is_right: bool) -> String {
 }
 
 fn shares(area: Rect, buffer: &mut Buffer, overview: &Overview, rates: &Rates, view: &View, theme: Theme) {
-    let (shown, names) = columns(usize::from(area.width));
+    let longest = overview.shares.iter().map(|share| title(share).chars().count()).max().unwrap_or(0);
+    let (shown, names) = columns(usize::from(area.width), longest);
     let heading = shown.iter().map(|index| cell(COLUMNS[*index].heading, COLUMNS[*index].width, true));
     let heading = format!("{} {}", cell("CONTAINER", names, false), heading.collect::<Vec<_>>().join(" "));
     let mut lines = vec![Line::from(Span::styled(heading, theme.heading))];
@@ -264,6 +294,15 @@ fn shares(area: Rect, buffer: &mut Buffer, overview: &Overview, rates: &Rates, v
     Paragraph::new(lines).render(area, buffer);
 }
 
+/// What stands in the column of names.
+fn title(share: &ShareView) -> String {
+    escaped(&match (share.violations.is_empty(), share.state) {
+        (false, _) => format!("CHEATING {}", share.name),
+        (true, "active") => share.name.clone(),
+        (true, state) => format!("{} ({state})", share.name),
+    })
+}
+
 fn share_line(
     share: &ShareView,
     part: &PartView,
@@ -275,17 +314,12 @@ fn share_line(
     let used = part.used_bytes;
     let is_full = part.is_full();
     let is_cheating = !share.violations.is_empty();
-    let name = match (is_cheating, share.state) {
-        (true, _) => format!("CHEATING {}", share.name),
-        (false, "active") => share.name.clone(),
-        (false, state) => format!("{} ({state})", share.name),
-    };
     let percent =
         |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{:.0}%", value * 100.0));
     let held = rates.held(share.lease, part);
     let (full, rest, free) = bar(8, crate::page::part_of(used, part.limit_bytes.unwrap_or(0)), 0.0);
     let mut spans = vec![Span::styled(
-        cell(&escaped(&name), names, false),
+        cell(&title(share), names, false),
         if is_cheating { theme.full } else { Style::new() },
     )];
     for index in shown {
@@ -294,6 +328,8 @@ fn share_line(
         spans.push(Span::raw(" "));
         spans.push(match index {
             0 => Span::raw(right(part.gpu.clone())),
+            // Nobody counts what containers use that take turns.
+            1 if part.limit_bytes.is_none() => Span::raw(right("-".to_owned())),
             1 => {
                 let limit = part.limit_bytes.map_or_else(String::new, |limit| format!("/{}", gib(limit)));
                 let mark = if is_full { "!" } else { "" };
@@ -397,8 +433,8 @@ mod tests {
     fn a_terminal_of_80_columns_has_all_that_matters() {
         let want = "\
 gpushare top  driver 535.309.01  3 GPUs  3 shares
-   0 ██▒▒▒····· 12.0G used, 40.0G of 80.0G granted   63%  45°C  210W  1755MHz  N
-   1 ███▒▒····· 20.0G used, 40.0G of 80.0G granted   63%  45°C  210W  1755MHz  N
+   0 ██▒▒▒·····  12.0G used,  40.0G of 80.0G granted   63%  45°C   210W  1755MHz
+   1 ███▒▒·····  20.0G used,  40.0G of 80.0G granted   63%  45°C   210W  1755MHz
    2 GPU 2 is out of service: Xid 79
 CONTAINER              GPU         MEMORY           BUSY    OF  HELD   OOM   AGE
 web                      0      3.0G/8.0G ███·····     -   30%     -     2    3h
