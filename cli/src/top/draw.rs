@@ -1,6 +1,7 @@
 //! Draws a look at the node: a line for each GPU, a line for each share, and what the keys do.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
@@ -12,7 +13,7 @@ use ratatui::widgets::{Paragraph, Widget};
 use super::rates::Rates;
 use super::view::{Row, View};
 use crate::overview::{GpuView, Overview, PartView, ShareView};
-use crate::table::{age, escaped};
+use crate::table::{escaped, span};
 
 const GIB: u64 = 1 << 30;
 /// The narrowest column of names.
@@ -121,7 +122,7 @@ fn header(overview: &Overview, theme: Theme) -> Line<'static> {
         false => "  NO METER: figures are the containers' own",
     };
     let refused = match overview.refusals.first() {
-        Some(last) => format!("  last refusal {} ago", age(last.at)),
+        Some(last) => format!("  last refusal {} ago", age(overview, last.at)),
         None => String::new(),
     };
     let count = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
@@ -272,7 +273,7 @@ fn shares(area: Rect, buffer: &mut Buffer, overview: &Overview, rates: &Rates, v
                 format!("{}  {} in {shares} shares", escaped(name), gib(*used_bytes)),
                 theme.heading,
             )),
-            Row::Part(share, part) => share_line(share, part, rates, &shown, names, theme),
+            Row::Part(share, part) => share_line(overview, (share, part), rates, &shown, names, theme),
         };
         let is_selected = index == view.selected() && view.is_live();
         lines.push(if is_selected { line.style(theme.selected) } else { line });
@@ -304,8 +305,8 @@ fn title(share: &ShareView) -> String {
 }
 
 fn share_line(
-    share: &ShareView,
-    part: &PartView,
+    overview: &Overview,
+    (share, part): (&ShareView, &PartView),
     rates: &Rates,
     shown: &[usize],
     names: usize,
@@ -352,10 +353,15 @@ fn share_line(
                 if held.is_some_and(|held| held > 0.05) { theme.held } else { Style::new() },
             ),
             6 => Span::raw(right(share.allocations_refused.to_string())),
-            _ => Span::raw(right(short(&age(share.granted_at)))),
+            _ => Span::raw(right(short(&age(overview, share.granted_at)))),
         });
     }
     Line::from(spans)
+}
+
+/// How long before the look `since` was, in seconds since 1970: what is frozen grows no older.
+fn age(overview: &Overview, since: u64) -> String {
+    span(Duration::from_secs(overview.at.saturating_sub(since)))
 }
 
 /// An age in its largest unit, as `3d`.
@@ -389,7 +395,7 @@ mod tests {
             name: name.to_owned(),
             mode: "share",
             state: "active",
-            granted_at: crate::table::now() - 3 * 3600,
+            granted_at: 1,
             allocations_refused: 2,
             parts: vec![PartView {
                 gpu: gpu.to_string(),
@@ -411,6 +417,7 @@ mod tests {
         let mut sick = GpuView { number: "2".to_owned(), ..GpuView::default() };
         sick.fault = Some("GPU 2 is out of service: Xid 79".to_owned());
         Overview {
+            at: 1 + 3 * 3600,
             driver: "535.309.01".to_owned(),
             is_metered: true,
             gpus: vec![gpu(0, 12), gpu(1, 20), sick],
