@@ -271,12 +271,13 @@ impl Looker {
                 ..share(lease, &seen, node, &violations)
             }
         });
-        let shares: Vec<ShareView> = shares.collect();
+        let mut shares: Vec<ShareView> = shares.collect();
         // Whoever is gone still holds its share until it is swept, as its own line says.
         let loads = self.store.loads()?;
         let sees = |gpu: &Gpu| self.gpu(gpu, &loads, &shares);
         let is_well = |gpu: &&Gpu| self.well.contains(&gpu.uuid);
         let mut gpus: Vec<GpuView> = node.gpus.iter().filter(is_well).map(sees).collect();
+        count_whole(&mut shares, &gpus);
         gpus.extend(self.sick.iter().cloned());
         let refusals = self.refused.iter().cloned().map(refusal).collect();
         let is_metered = lock::is_held(&meter::lock_file(state));
@@ -437,6 +438,16 @@ fn part(lease: &Lease, line: usize, seen: &Seen, node: &Node) -> Option<PartView
         gpu_time_until: fresh.map_or(0, |value| value.until),
         throttled_nanoseconds: seen.throttled(line),
     })
+}
+
+/// Who has a GPU alone keeps no books of it: what is in use there, is in use by him.
+fn count_whole(shares: &mut [ShareView], gpus: &[GpuView]) {
+    let whole = shares.iter_mut().filter(|share| share.mode == "exclusive");
+    for part in whole.flat_map(|share| &mut share.parts) {
+        if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == part.uuid) {
+            part.used_bytes = gpu.used_bytes;
+        }
+    }
 }
 
 fn refusal(refused: Refused) -> RefusalView {
