@@ -27,6 +27,7 @@ curl            /usr/bin/curl
 prometheus      /usr/bin/prometheus
 openssl         /usr/bin/openssl
 strace          /usr/bin/strace
+tmux            /usr/bin/tmux
 gcc             /usr/bin/cc
 libc6-dev       /usr/include/stdio.h
 binutils        /usr/bin/readelf

@@ -31,5 +31,6 @@ pub mod runtime;
 pub mod scratch;
 pub mod service;
 pub mod slurm;
+pub mod terminal;
 pub mod view;
 pub mod watched;

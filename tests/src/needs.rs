@@ -35,6 +35,8 @@ pub enum Need {
     Curl,
     /// Prometheus and its promtool at their Debian paths.
     Prometheus,
+    /// tmux at its Debian path.
+    Tmux,
     /// Debian's own tools for packages; no machine of another distribution has them.
     Dpkg,
     /// rpmbuild, and what packs and unpacks beside it.
@@ -96,6 +98,7 @@ impl Need {
             Self::Strace => absent(&["/usr/bin/strace"], packages),
             Self::Curl => absent(&["/usr/bin/curl"], packages),
             Self::Prometheus => absent(&["/usr/bin/prometheus"], packages),
+            Self::Tmux => absent(&[crate::terminal::TMUX], packages),
             Self::Dpkg => absent(&["/usr/bin/dpkg-deb"], "this machine is not of Debian's kind"),
             Self::Rpmbuild => ["/usr/bin/rpmbuild", "/usr/bin/cpio", "/usr/bin/python3"]
                 .into_iter()
