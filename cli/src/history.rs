@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::sums::By;
-pub use self::sums::Sums;
+pub use self::sums::{Sums, living_as_past};
 use crate::answer::{self, Format};
 use crate::container::{PodName, listed, name, short};
 use crate::filter::{self, Filter, Key, fits};
@@ -139,7 +139,7 @@ pub fn history(asked: &History) -> Result<()> {
         };
         let living = living.iter().filter(|lease| asked.until.is_none() && !has_ended(lease));
         let mut living: Vec<_> =
-            living.map(|lease| (sums::living_as_past(lease), used(state.path(), lease))).collect();
+            living.map(|lease| (living_as_past(lease), used(state.path(), lease))).collect();
         living.retain(|(lease, _)| fits_lease(lease));
         let past = past.iter().map(|lease| (lease, lease.used.unwrap_or_default()));
         let all = past.chain(living.iter().map(|(lease, used)| (lease, *used)));

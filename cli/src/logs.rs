@@ -6,14 +6,14 @@ use std::io;
 use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inventory::Faults;
-use gpushare_quota::{Deed, Done, Lease, PastLease};
+use gpushare_quota::{Deed, Deeds, Done, Lease, PastLease};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::container::{containers, name, named, short};
 use crate::failure::Failure;
 use crate::filter::{self, Filter, Key, fits};
-use crate::history::moment;
+use crate::history::{living_as_past, moment};
 use crate::node::GpuNames;
 use crate::{answer, node, table};
 
@@ -70,8 +70,8 @@ pub struct Events {
 struct Event {
     /// Seconds since 1970.
     at: u64,
-    /// `granted`, `resized`, `capped`, `stopped`, `goes on`, `ended`, `given back`, `refused`, `cheated`, `stranger` or
-    /// `failed`.
+    /// `granted`, `resized`, `capped`, `stopped`, `goes on`, `ended`, `given back`, `refused`, `cheated`,
+    /// `stranger` or `failed`.
     #[serde(rename = "event")]
     what: &'static str,
     /// The container's id; empty where it is none's.
@@ -94,28 +94,15 @@ pub fn logs(asked: &Logs) -> Result<()> {
         of_living.map(named).or_else(|| of_past().map(called)).unwrap_or_else(|| short(id))
     };
     let deeds = state.deeds();
-    // A lease stands as it was last: what it granted at first is known from its first change.
-    let at_first = |id: &str, from: u64, until: u64| {
-        let of_it = deeds.iter().filter(|deed| deed.container == id && (from..=until).contains(&deed.at));
-        let mut changes = of_it.filter_map(|deed| match &deed.what {
-            Done::Resized { before, .. } => Some(before.clone()),
-            _ => None,
-        });
-        changes.next_back()
-    };
     let mut events = Vec::new();
     for lease in &past {
-        let (id, until) = (&lease.key.container, lease.released_at);
-        let grants = at_first(id, lease.granted_at, until).unwrap_or_else(|| lease.grants.clone());
-        events.push(granted(id, called(lease), lease.granted_at, &names.in_text(&grants)));
+        events.push(granted(lease, called(lease), &lease.grants, &deeds, &names));
         events.push(given_back(lease));
     }
     for lease in &living {
-        let id = &lease.member.key.container;
-        let grants = at_first(id, lease.granted_at, u64::MAX).unwrap_or_else(|| lease.summary());
-        events.push(granted(id, containers(lease), lease.granted_at, &names.in_text(&grants)));
+        events.push(granted(&living_as_past(lease), containers(lease), &lease.summary(), &deeds, &names));
     }
-    events.extend(deeds.iter().map(|deed| done(deed, title(&deed.container), &names)));
+    events.extend(deeds.all().map(|deed| done(deed, title(&deed.container), &names)));
     events.extend(state.refusals().into_iter().map(|refused| Event {
         at: refused.at,
         what: "refused",
@@ -161,8 +148,15 @@ pub fn logs(asked: &Logs) -> Result<()> {
     Ok(told?)
 }
 
-fn granted(id: &str, name: String, at: u64, grants: &str) -> Event {
-    Event { at, what: "granted", id: id.to_owned(), name, text: grants.to_owned() }
+/// A lease stands as it was `last`: what it granted at first is known from its first change.
+fn granted(lease: &PastLease, name: String, last: &str, deeds: &Deeds, names: &GpuNames) -> Event {
+    let before = |deed: &Deed| match &deed.what {
+        Done::Resized { before, .. } => Some(before.clone()),
+        _ => None,
+    };
+    let first = deeds.of(lease).find_map(before);
+    let text = names.in_text(first.as_deref().unwrap_or(last));
+    Event { at: lease.granted_at, what: "granted", id: lease.key.container.clone(), name, text }
 }
 
 fn done(deed: &Deed, name: String, names: &GpuNames) -> Event {

@@ -1,12 +1,13 @@
 //! What was done to living shares after they were granted, so that it is known after they have ended.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::journal::Journal;
-use crate::lease::{Lease, now};
+use crate::lease::{Lease, PastLease, now};
 use crate::state::StateFolder;
 
 /// Something that was done to a living share.
@@ -74,10 +75,40 @@ impl Done {
     }
 }
 
+/// What was done to shares, by container.
+#[derive(Clone, Debug, Default)]
+pub struct Deeds(BTreeMap<String, Vec<Deed>>);
+
+impl Deeds {
+    /// What was done to `lease` while it was held, oldest first.
+    pub fn of<'a>(&'a self, lease: &'a PastLease) -> impl Iterator<Item = &'a Deed> {
+        let containers = lease.others.iter().chain([&lease.key.container]);
+        let all = containers.filter_map(|container| self.0.get(container)).flatten();
+        let is_its_time = |deed: &&Deed| (lease.granted_at..=lease.released_at).contains(&deed.at);
+        let mut its: Vec<&Deed> = all.filter(is_its_time).collect();
+        its.sort_by_key(|deed| deed.at);
+        its.into_iter()
+    }
+
+    /// All of it, in no order of time.
+    pub fn all(&self) -> impl Iterator<Item = &Deed> {
+        self.0.values().flatten()
+    }
+}
+
+impl FromIterator<Deed> for Deeds {
+    /// Of those of one moment the first is taken for the oldest.
+    fn from_iter<I: IntoIterator<Item = Deed>>(deeds: I) -> Self {
+        let mut all = BTreeMap::<String, Vec<Deed>>::new();
+        deeds.into_iter().for_each(|deed| all.entry(deed.container.clone()).or_default().push(deed));
+        Self(all)
+    }
+}
+
 impl StateFolder {
-    /// What was done to shares, newest first.
-    pub fn deeds(&self) -> Vec<Deed> {
-        journal(self.path()).lines(|line| serde_json::from_str(line).ok())
+    /// What was done to shares, as far as the history has it.
+    pub fn deeds(&self) -> Deeds {
+        journal(self.path()).lines(|line| serde_json::from_str(line).ok()).into_iter().rev().collect()
     }
 }
 

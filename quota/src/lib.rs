@@ -40,7 +40,7 @@ mod update;
 pub use called::Called;
 pub use claim::{BadToken, ClaimName, ClaimToken, ResourceClaim};
 pub use database::{FENCED, TAKEN};
-pub use deeds::{Deed, Done};
+pub use deeds::{Deed, Deeds, Done};
 pub use enforcement::{Company, Enforcement, Terms};
 pub use error::{ReserveError, StoreError};
 pub use found::{Found, note_found};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Deed, Done, Lease, PastLease, Used};
+use gpushare_quota::{Deeds, Done, Lease, PastLease, Used};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -86,7 +86,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, lease: &PastLease, used: &Used, deeds: &[Deed]) {
+    fn add(&mut self, lease: &PastLease, used: &Used, deeds: &Deeds) {
         let held = lease.released_at.saturating_sub(lease.granted_at);
         self.shares += 1;
         self.held_seconds = self.held_seconds.saturating_add(held);
@@ -103,40 +103,26 @@ impl Sum {
 }
 
 /// The memory that a lease granted times the time for which it did, in MiB seconds.
-fn memory_seconds(lease: &PastLease, deeds: &[Deed]) -> u64 {
-    let mut resized: Vec<(u64, u64)> = deeds_of(lease, deeds).filter_map(before).collect();
-    resized.sort_unstable();
+fn memory_seconds(lease: &PastLease, deeds: &Deeds) -> u64 {
+    // Until when there was another size, and which.
+    let before = deeds.of(lease).filter_map(|deed| match deed.what {
+        Done::Resized { mebibytes, .. } => Some((deed.at, mebibytes)),
+        _ => None,
+    });
     let last: u64 = lease.shares.iter().map(|grant| grant.memory.bytes() >> 20).sum();
     let (mut sum, mut from) = (0_u64, lease.granted_at);
-    for (until, mebibytes) in resized.into_iter().chain([(lease.released_at, last)]) {
+    for (until, mebibytes) in before.chain([(lease.released_at, last)]) {
         sum = sum.saturating_add(mebibytes.saturating_mul(until.saturating_sub(from)));
         from = from.max(until);
     }
     sum
 }
 
-/// Until when, in seconds since 1970, there was another size, and which, in MiB.
-fn before(deed: &Deed) -> Option<(u64, u64)> {
-    match deed.what {
-        Done::Resized { mebibytes, .. } => Some((deed.at, mebibytes)),
-        _ => None,
-    }
-}
-
-/// What was done to this lease.
-fn deeds_of<'a>(lease: &'a PastLease, deeds: &'a [Deed]) -> impl Iterator<Item = &'a Deed> {
-    let is_its = |deed: &&Deed| {
-        let is_its_time = (lease.granted_at..=lease.released_at).contains(&deed.at);
-        is_its_time && (deed.container == lease.key.container || lease.others.contains(&deed.container))
-    };
-    deeds.iter().filter(is_its)
-}
-
 /// Prints what these leases cost together: past ones, or living as if they ended now, with what each used.
 pub fn print<'a>(
     by: By,
     leases: impl Iterator<Item = (&'a PastLease, Used)>,
-    deeds: &[Deed],
+    deeds: &Deeds,
     names: &GpuNames,
     format: Format,
 ) -> io::Result<()> {
@@ -219,7 +205,7 @@ pub fn living_as_past(lease: &Lease) -> PastLease {
     let member = &lease.member;
     PastLease {
         key: member.key.clone(),
-        others: Vec::new(),
+        others: lease.others.iter().map(|other| other.key.container.clone()).collect(),
         grants: String::new(),
         granted_at: lease.granted_at,
         released_at: table::now(),
@@ -234,7 +220,7 @@ pub fn living_as_past(lease: &Lease) -> PastLease {
 #[cfg(test)]
 mod tests {
     use gpushare_inventory::GpuUuid;
-    use gpushare_quota::{Called, Grant, LeaseKey};
+    use gpushare_quota::{Called, Deed, Grant, LeaseKey};
 
     use super::*;
 
@@ -261,9 +247,9 @@ mod tests {
 
     #[test]
     fn each_size_counts_for_as_long_as_it_was_granted() {
-        let gib_seconds = |deeds: &[Deed]| memory_seconds(&lease(), deeds) >> 10;
+        let gib_seconds = |deeds: &[Deed]| memory_seconds(&lease(), &deeds.iter().cloned().collect()) >> 10;
         assert_eq!(gib_seconds(&[]), 800);
-        // Newest first, as the journal tells them; others are not its own, nor those of an earlier lease.
+        // Others are not its own, nor those of an earlier lease.
         let deeds = [resized(1090, "web", 2), resized(1040, "web", 4), resized(1050, "db", 99)];
         assert_eq!(gib_seconds(&deeds), 40 * 4 + 50 * 2 + 10 * 8);
         assert_eq!(gib_seconds(&[resized(900, "web", 99), resized(1200, "web", 99)]), 800);
