@@ -1,6 +1,7 @@
 //! `make install` makes a tree that works by itself, and `make uninstall` removes it.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,8 @@ use gpushare_tests::artifacts::{self, Installed};
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command;
 use gpushare_tests::leases::leases;
+use gpushare_tests::machine::Machine;
+use gpushare_tests::namespace::private;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -88,6 +91,63 @@ fn uninstalling_leaves_nothing_but_the_administrators_settings() {
     installed.uninstall();
     let left = files(installed.root());
     assert!(left.iter().all(|path| *path == settings), "{left:?}");
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs it in a root of its own"]
+fn what_would_harm_a_machine_is_refused_and_nothing_is_written_elsewhere() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    private(|| {
+        let machine = Machine::new();
+        machine.bind(artifacts::checkout());
+        let scripts = artifacts::checkout().join("packaging");
+        let call = |script: &str| {
+            let line = format!("umask 000; exec {}/{script} '' /usr/local", scripts.display());
+            machine.run(&["sh", "-c", &line])
+        };
+        let refused = |script: &str, why: &str| {
+            let told = call(script);
+            let last = told.stderr.lines().last().unwrap_or_default();
+            assert!(!told.success() && last.starts_with(&format!("{script}: ")), "{told:?}");
+            assert!(last.contains(why), "{why}: {told:?}");
+        };
+        let write = |path: &str, text: &str| {
+            let path = machine.path(path);
+            fs::create_dir_all(path.parent().expect("it lies in a folder")).expect("a folder can be made");
+            fs::write(path, text).expect("a file can be written in an overlay");
+        };
+        let newer = "run/gpushare/leases-of-a-newer-gpushare";
+        write(newer, "gpushare leases, version 9999: 0000000000 bytes, crc32 00000000\n");
+        refused("install.sh", "has version 9999");
+        assert!(!machine.path("usr/local/bin/gpushare").exists());
+        fs::remove_dir_all(machine.path("run/gpushare")).expect("it can be removed");
+
+        // What lies in the way of a file that is written is no file to write to.
+        write("precious", "mine");
+        fs::create_dir_all(machine.path("usr/local/share/gpushare")).expect("a folder can be made");
+        for name in [".runtimeclass.yaml.new", ".pages.new", ".gpushare.toml.new"] {
+            symlink("/precious", machine.path("usr/local/share/gpushare").join(name)).expect("a link");
+        }
+        let _ = call("install.sh").expect_success("install.sh");
+        assert_eq!(fs::read_to_string(machine.path("precious")).expect("it is there"), "mine");
+        let ours = machine.left().into_iter().filter(|path| path.starts_with("usr/local"));
+        let mode =
+            |path: &String| fs::metadata(machine.path(path)).expect("it is there").permissions().mode();
+        let open: Vec<String> = ours.filter(|path| mode(path) & 0o022 != 0).collect();
+        assert_eq!(open, [""; 0], "others may write there");
+
+        // An engine of which nobody can tell whether it names the runtime.
+        write("etc/docker/daemon.json", "{\"default-runtime\": \"runc\"}\n");
+        let configure = ["/usr/local/bin/gpushare", "configure", "docker", "--default"];
+        let _ = machine.run(&configure).expect_success("configure");
+        let record = machine.path("etc/docker/daemon.json.before-gpushare");
+        fs::remove_file(&record).expect("what it remembers can be removed");
+        symlink("/nowhere", &record).expect("a link");
+        refused("uninstall.sh", "cannot tell whether docker still has the runtime");
+        assert!(machine.path("usr/local/bin/gpushare-runtime").exists());
+    });
 }
 
 #[test]
