@@ -2,11 +2,10 @@
 //! keep the comments around it.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
+use gpushare_config::Config;
 use toml::{Table, Value};
 use toml_edit::{DocumentMut, Item, TableLike};
 
@@ -80,9 +79,8 @@ fn get(key: &str) -> Result<()> {
 fn change(key: &str, value: Option<&str>) -> Result<()> {
     let shipped = known(key)?;
     let wanted = value.map(|value| parsed(key, value, &shipped)).transpose()?;
-    let path = settings_file();
-    let path = file::resolve(&path)?;
-    let _turn = file::turn(&path);
+    let _turn = file::turn();
+    let path = file::resolve(&file::settings())?;
     let before = file::read(&path)?;
     let text = before.clone().unwrap_or_default();
     let after =
@@ -106,12 +104,6 @@ fn change(key: &str, value: Option<&str>) -> Result<()> {
     let state = if is_new { "is now" } else { "is already" };
     let made = if is_made { ", which is new" } else { "" };
     Ok(table::line(&format!("{key} {state} {want} ({}{made})", path.display()))?)
-}
-
-/// The file that is changed: the one that the environment names, else the node's.
-fn settings_file() -> PathBuf {
-    let named = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
-    named.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from)
 }
 
 /// The shipped value of a key that there is.
@@ -183,14 +175,15 @@ fn parsed(key: &str, word: &str, shipped: &Value) -> Result<Value> {
     }
 }
 
-/// `text` with `value` at `key`, or without the key and what is said about it. Everything else stays byte by byte.
+/// `text` with `value` at `key`, or without the key and what is said about it. Everything else stays byte by
+/// byte.
 fn edited(text: &str, key: &str, value: Option<&Value>) -> Result<String> {
     let bare = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mark = text.strip_suffix(bare).unwrap_or_default();
     let new = edited_lines(bare, key, value)?;
-    let ends_in_both = bare.contains('\n') && bare.matches('\n').count() == bare.matches("\r\n").count();
+    let has_returns = bare.contains('\n') && bare.matches('\n').count() == bare.matches("\r\n").count();
     // The parser writes line feeds alone.
-    let new = if ends_in_both { new.replace("\r\n", "\n").replace('\n', "\r\n") } else { new };
+    let new = if has_returns { new.replace("\r\n", "\n").replace('\n', "\r\n") } else { new };
     Ok(format!("{mark}{new}"))
 }
 

@@ -144,7 +144,7 @@ struct Planned {
 pub fn configure(asked: &Configure) -> Result<()> {
     let target = target::find(asked.engine, asked.config.as_deref())?;
     let checker = Checker::new(asked.engine, asked.engine_path.as_deref())?;
-    let _turn = (!asked.dry_run).then(|| file::turn(&target.file));
+    let _turn = (!asked.dry_run).then(file::turn);
     let (planned, runtime) = match asked.remove {
         true => (remove(asked, &checker, &target)?, None),
         false => {

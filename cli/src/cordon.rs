@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::fs::{DirBuilder, Permissions, set_permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
-use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
+use gpushare_config::Config;
 use gpushare_inject::one_line;
 use gpushare_inventory::{Faults, Gpu, GpuUuid};
 use gpushare_request::{DeviceSelector, find_gpu};
@@ -35,7 +35,8 @@ pub enum Change {
 
 /// Cordons or uncordons the GPUs that are named by index, UUID or the beginning of one: all or none.
 pub fn cordon(change: Change, names: &[String]) -> Result<()> {
-    let path = drop_in();
+    let _turn = file::turn();
+    let path = file::drop_in(NAME);
     // Read before the settings: whoever writes in between is noticed.
     let before = file::read(&path)?;
     let config = Config::load()?;
@@ -94,13 +95,6 @@ fn named_gpu(name: &str, gpus: &[Gpu]) -> Result<GpuUuid> {
         .parse()
         .map_err(|why| Failure::not_found(format!("{name:?} names no GPU: {}", one_line(&why))))?;
     Ok(find_gpu(&selector, gpus)?.uuid)
-}
-
-fn drop_in() -> PathBuf {
-    let file = std::env::var_os(ENVIRONMENT).map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from);
-    let mut folder = file.into_os_string();
-    folder.push(".d");
-    PathBuf::from(folder).join(NAME)
 }
 
 /// Makes the folder of drop-ins, whatever the umask: settings that others may write are not read.

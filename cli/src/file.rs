@@ -9,6 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use gpushare_config::{DEFAULT_PATH, ENVIRONMENT};
 use nix::unistd::{Gid, Uid};
 
 /// The longest file that is read, in bytes; no engine's settings are longer.
@@ -99,13 +100,27 @@ pub fn revert(changes: &[FileChange]) -> Result<()> {
     changes.iter().rev().try_for_each(|change| replace(&change.reversed()))
 }
 
+/// The node's own settings file: the one that the environment names, else the usual one.
+pub fn settings() -> PathBuf {
+    let named = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
+    named.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from)
+}
+
+/// The file `name` among those that are read after [`settings`].
+pub fn drop_in(name: &str) -> PathBuf {
+    let mut folder = settings().into_os_string();
+    folder.push(".d");
+    PathBuf::from(folder).join(name)
+}
+
 /// How long a command waits for another one that changes settings.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Waits until no other command changes the settings in `file`, and keeps others waiting until the turn is dropped.
-/// Anybody may lock a folder, so nobody is waited for long: [`apply`] still finds what others changed before it.
-pub fn turn(file: &Path) -> Option<File> {
-    let folder = File::open(file.ancestors().skip(1).find(|folder| folder.is_dir())?).ok()?;
+/// Waits until no other command changes settings, an engine's or ours, and keeps others waiting until the turn is
+/// dropped. Anybody may lock a folder, so nobody is waited for long: [`apply`] still finds what others changed
+/// before it.
+pub fn turn() -> Option<File> {
+    let folder = File::open(settings().ancestors().skip(1).find(|folder| folder.is_dir())?).ok()?;
     let begin = Instant::now();
     while matches!(folder.try_lock(), Err(TryLockError::WouldBlock)) && begin.elapsed() < PATIENCE {
         sleep(Duration::from_millis(10));

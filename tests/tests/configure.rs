@@ -347,6 +347,31 @@ fn configuring_again_writes_nothing_and_removing_leaves_nothing() {
 
 #[test]
 #[ignore = "needs the release build: runs it"]
+fn of_two_names_the_one_that_goes_leaves_the_default_and_its_rule_for_variables() {
+    for (engine, name, text) in [
+        ("docker", "daemon.json", "{\"default-runtime\": \"runc\"}\n"),
+        ("containerd", "config.toml", "version = 2\n"),
+        ("crio", "crio.conf", "[crio.runtime]\ndefault_runtime = \"crun\"\n"),
+        ("podman", "containers.conf", "[engine]\nruntime = \"crun\"\n"),
+    ] {
+        let place = Place::new();
+        let file = place.file(name, text);
+        let configure = |args: &[&str]| {
+            let _ = place.configure(engine, &file, args).expect_success(engine);
+        };
+        configure(&["--default"]);
+        assert!(place.drop_in(engine).exists(), "{engine}");
+        configure(&["--name", "other"]);
+        configure(&["--name", "other", "--remove"]);
+        assert!(place.drop_in(engine).exists(), "{engine}: variables of images would grant");
+        configure(&["--remove"]);
+        assert!(!place.drop_in(engine).exists(), "{engine}");
+        assert_eq!(read(&file), text, "{engine}");
+    }
+}
+
+#[test]
+#[ignore = "needs the release build: runs it"]
 fn what_is_refused_names_file_and_line_and_stays_as_it_is() {
     let place = Place::new();
     for engine in ["docker", "containerd", "crio", "podman"] {

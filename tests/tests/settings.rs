@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::cli;
@@ -56,6 +57,38 @@ fn a_setting_is_changed_in_place_or_not_at_all() {
     assert_eq!(told.status.code(), Some(4), "{told:?}");
     assert!(told.stderr.contains("50.toml:2 sets quota.reserve and wins"), "{told:?}");
     assert_eq!(read(&config), whole);
+}
+
+#[test]
+#[ignore = "needs root: settings are root's"]
+fn of_settings_that_are_changed_at_once_none_is_lost() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let config = node.config_with("race", "\n[quota]\nreserve = \"1GiB\"\n");
+    for round in 2..12 {
+        let set = |key: &'static str, value: String| {
+            let config = &config;
+            move || cli(config, &["config", "set", key, &value]).expect_success(key)
+        };
+        thread::scope(|scope| {
+            let all = [
+                scope.spawn(set("quota.reserve", format!("{round}GiB"))),
+                scope.spawn(set("rules.idle", format!("{round}m"))),
+                scope.spawn(set("rules.hold", format!("{round}h"))),
+            ];
+            let _ = all.map(|one| one.join().expect("it is set"));
+        });
+        let text = read(&config);
+        for want in [
+            format!("reserve = \"{round}GiB\""),
+            format!("idle = \"{round}m\""),
+            format!("hold = \"{round}h\""),
+        ] {
+            assert!(text.contains(&want), "{want}: {text}");
+        }
+    }
 }
 
 #[test]

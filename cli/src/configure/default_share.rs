@@ -1,11 +1,10 @@
 //! What a container gets that names no size: `--default-share` writes it into the node's own settings.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::Result;
-use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
+use gpushare_config::Config;
 use gpushare_request::{MemoryRequest, NvidiaPolicy};
 
 use crate::file::{self, FileChange};
@@ -58,7 +57,7 @@ impl DefaultShare {
 /// The change of the settings by which containers get `share`, and what the user is told where somebody
 /// wrote the file by hand.
 pub fn change(share: &DefaultShare) -> Result<(FileChange, Option<String>)> {
-    let path = drop_in();
+    let path = file::drop_in(NAME);
     let before = file::read(&path)?;
     if before.as_ref().is_some_and(|there| !there.starts_with(MARK)) {
         let note = format!("{} was written by hand and stays as it is", path.display());
@@ -73,7 +72,7 @@ pub fn undecided() -> Result<Option<String>> {
     let is_decided = request.default_memory.is_some()
         || request.needs_memory
         || request.nvidia != NvidiaPolicy::DefaultShare
-        || drop_in().exists();
+        || file::drop_in(NAME).exists();
     let note = "a container that names no size gets all the memory that is left on its GPU, and the next one none: decide \
                 it by --default-share 8GiB, 25%, refuse, or rest";
     Ok((!is_decided).then(|| note.to_owned()))
@@ -87,13 +86,6 @@ pub fn overridden(share: &DefaultShare) -> Result<Option<String>> {
     let is_so = (wanted.default_memory, wanted.needs_memory) == (found.default_memory, found.needs_memory);
     let note = "other settings say otherwise, and win: look for default_memory in the files that `gpushare config check` names";
     Ok((!is_so).then(|| note.to_owned()))
-}
-
-fn drop_in() -> PathBuf {
-    let main = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
-    let mut folder = main.unwrap_or_else(|| OsString::from(DEFAULT_PATH));
-    folder.push(".d");
-    PathBuf::from(folder).join(NAME)
 }
 
 #[cfg(test)]

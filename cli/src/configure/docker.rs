@@ -94,9 +94,9 @@ pub fn is_default(files: &Files, name: &str) -> bool {
     Object::whole(text).is_ok_and(|whole| whole.raw(DEFAULT).is_some_and(|raw| is_string(raw, name)))
 }
 
-/// The files without the runtime: as they were before, except for what others have changed since. While another
-/// runtime of ours stays, so does what is remembered. The name is that of a default runtime of before which is not
-/// put back, since docker does not know it any more and would not start.
+/// The files without the runtime: as they were before, except for what others have changed since. While
+/// another runtime of ours stays, so does what is remembered. The name is that of a default runtime of before
+/// which is not put back, since docker does not know it any more and would not start.
 pub fn without(files: &Files, name: &str) -> Result<(Files, Option<String>), Mistake> {
     let Some(text) = &files.settings else { return Ok(Default::default()) };
     let mut record = record(files)?;
@@ -141,9 +141,14 @@ fn is_known(whole: &Object<'_>, raw: &str) -> Result<bool, Mistake> {
     Ok(is_named || name == "runc" || name.starts_with("io.containerd."))
 }
 
+/// What daemon.json says; null where it is no JSON.
+fn value(text: &str) -> Value {
+    serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default()
+}
+
 /// The names of our runtimes in daemon.json, whatever they are called.
 fn ours(text: &str) -> Vec<String> {
-    let value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
+    let value = value(text);
     let runtimes = value[RUNTIMES].as_object().into_iter().flatten();
     let is_ours = |entry: &Value| Path::new(entry["path"].as_str().unwrap_or_default()).ends_with(WRAPPER);
     runtimes.filter(|(_, entry)| is_ours(entry)).map(|(name, _)| name.clone()).collect()
@@ -151,8 +156,7 @@ fn ours(text: &str) -> Vec<String> {
 
 /// Whether a runtime of ours is the default one in daemon.json.
 pub fn has_our_default(text: &str) -> bool {
-    let value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
-    value[DEFAULT].as_str().is_some_and(|default| ours(text).iter().any(|name| name == default))
+    value(text)[DEFAULT].as_str().is_some_and(|default| ours(text).iter().any(|name| name == default))
 }
 
 /// What is remembered. Only JSON texts are put back into daemon.json, so any other content is a mistake.
@@ -176,7 +180,7 @@ fn record(files: &Files) -> Result<Value, Mistake> {
 /// Checks that nothing differs but the runtime and the default. Otherwise the edit is not made.
 fn check(old: &str, new: &str, runtime: &Runtime) -> Result<(), Mistake> {
     let rest = |text: &str| {
-        let mut value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}')).unwrap_or_default();
+        let mut value = value(text);
         let Some(members) = value.as_object_mut() else { return value };
         if runtime.default {
             members.shift_remove(DEFAULT);

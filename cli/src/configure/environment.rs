@@ -1,11 +1,10 @@
 //! The node's own settings while gpushare is a default runtime. Every image then runs under it, and a bundle
 //! does not say which variable came from an image and which from its user. So no variable may grant.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use gpushare_config::{Config, DEFAULT_PATH, ENVIRONMENT};
+use gpushare_config::Config;
 
 use super::Engine;
 use crate::file::{self, FileChange};
@@ -57,10 +56,7 @@ pub fn grants() -> Result<bool> {
 }
 
 fn drop_in(engine: Engine) -> PathBuf {
-    let main = std::env::var_os(ENVIRONMENT).filter(|path| !path.is_empty());
-    let mut folder = main.unwrap_or_else(|| OsString::from(DEFAULT_PATH));
-    folder.push(".d");
-    PathBuf::from(folder).join(format!("90-default-runtime-of-{}.toml", engine.name()))
+    file::drop_in(&format!("90-default-runtime-of-{}.toml", engine.name()))
 }
 
 /// The drop-in's text. An image's NVIDIA_VISIBLE_DEVICES gets at most the default share that the

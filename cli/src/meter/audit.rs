@@ -128,24 +128,24 @@ pub struct Held {
     pub processes: u32,
 }
 
-/// Device memory in bytes beyond the books, if it is more than a slack; `None` when all is explained. What
-/// modules, stacks and the context itself take differs by GPU and driver, so each process has `tolerance`.
-/// All together have at most a quarter of the limit, or one tolerance if that is more, since a tenant can
-/// start any number of processes. Books that claim more than the limit explain only the limit, since the
-/// container writes them.
+/// Device memory in bytes beyond the books, if it is more than a slack; `None` when all is explained. Books
+/// that claim more than the limit explain only the limit, since the container writes them.
 fn unbooked(held: &Held, booked: u64, limit: DeviceMemory, tolerance: DeviceMemory) -> Option<u64> {
     let beyond = held.bytes.saturating_sub(booked.min(limit.bytes()));
     (beyond > slack(held, limit, tolerance)).then_some(beyond)
 }
 
+/// What modules, stacks and the context itself take differs by GPU and driver, so each process has
+/// `tolerance`. All together have at most a quarter of the limit, or one tolerance if that is more, since a
+/// tenant can start any number of processes.
 fn slack(held: &Held, limit: DeviceMemory, tolerance: DeviceMemory) -> u64 {
     let most = tolerance.bytes().max(limit.bytes() / 4);
     tolerance.bytes().saturating_mul(u64::from(held.processes)).min(most)
 }
 
-/// Whether a container that holds memory beyond its books keeps to its limit all the same, once that is lowered
-/// by what they do not explain: not where it holds more than the limit by itself, or another system's library
-/// holds it.
+/// Whether a container that holds memory beyond its books keeps to its limit all the same, once that is
+/// lowered by what they do not explain: not where it holds more than the limit by itself, or another system's
+/// library holds it.
 pub fn would_be_capped(lease: &Lease, line: usize, held: &Held, tolerance: DeviceMemory) -> bool {
     let Some(grant) = lease.grants.get(line) else { return false };
     let most = grant.memory.bytes().saturating_add(slack(held, grant.memory, tolerance));

@@ -121,8 +121,8 @@ fn use_up_numbers() -> io::Result<()> {
     (0..NUMBERS).try_for_each(|_| Ok(unshare(CloneFlags::CLONE_NEWUTS)?))
 }
 
-/// As [`empty_namespace`], with a number of those that its processor takes anew. A thread that moves to another
-/// processor would use up that one's numbers, so this one and those that it makes stay where it begins.
+/// As [`empty_namespace`], with a number of those that its processor takes anew. A thread that moves to
+/// another processor would use up that one's numbers, so this one and those that it makes stay where it begins.
 fn younger_namespace() -> io::Result<File> {
     apart(|| {
         let mut here = CpuSet::new();
