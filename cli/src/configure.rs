@@ -32,7 +32,7 @@ use crate::file::{self, FileChange};
 use crate::{Output, answer};
 use check::Checker;
 use default_share::DefaultShare;
-pub use known::engines;
+pub use known::{Known, engines};
 use target::Target;
 use toml_text::Mistake;
 

@@ -17,6 +17,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::runc::Runc;
+use crate::configure::Known;
 use crate::violation::{self, Kind, Violation};
 use crate::{Output, answer, configure, inventory, lock, meter, node, system, table};
 
@@ -189,15 +190,19 @@ fn installation(config: &Config) -> Vec<Finding> {
     vec![failure("installation", format!("missing: {}; install gpushare completely", missing.join(", ")))]
 }
 
-/// Engines of this machine, by what their settings say. A flag of the engine may name the runtime as well.
+/// Engines of this machine, by their settings, and by the flags of those that run.
 fn engines() -> Vec<Finding> {
-    let findings = configure::engines().into_iter().map(|(engine, knows)| match knows {
-        true => ok("engine", format!("{engine} knows the runtime")),
-        false => {
-            warning("engine", format!("{engine} does not know the runtime: gpushare configure {engine}"))
+    let finding = |known: Known| {
+        let file = known.named.as_ref().map(|file| format!(" ({})", file.display())).unwrap_or_default();
+        match known.knows {
+            true => ok("engine", format!("{}{file} knows the runtime", known.engine)),
+            false => warning(
+                "engine",
+                format!("{}{file} does not know the runtime: {}", known.engine, known.remedy()),
+            ),
         }
-    });
-    findings.collect()
+    };
+    configure::engines().into_iter().map(finding).collect()
 }
 
 /// Without the timer, what a killed engine left behind is swept only when the node looks full.

@@ -1,43 +1,167 @@
-//! Which engines of this machine know the runtime, by their settings alone; for `gpushare doctor`.
+//! Which engines of this machine know the runtime, by their settings and the flags of those that run; for
+//! `gpushare doctor`.
 
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use procfs::process::Process;
 use serde_json::Value;
+use toml::Table;
 
 use super::target::{self, Target};
 use super::{Engine, WRAPPER, check, file, toml_text};
 
-/// The engines that run containers on this machine, and whether their settings name the runtime. Left out are
-/// containerd where docker uses it, podman, which takes a runtime by its path, and an engine whose settings
-/// cannot be read, about which `gpushare configure` says more.
-pub fn engines() -> Vec<(Engine, bool)> {
-    let mut here = vec![Engine::Docker, Engine::Containerd, Engine::Crio];
-    here.retain(|engine| check::program(*engine).is_some());
-    let known = here.iter().filter_map(|engine| {
-        let knows = knows(*engine, &target::find(*engine, None).ok()?)?;
-        let is_dockers = *engine == Engine::Containerd && here.contains(&Engine::Docker);
-        (knows || !is_dockers).then_some((*engine, knows))
-    });
-    known.collect()
+/// Engines that know runtimes by their settings; podman takes one by its path as well.
+const ENGINES: [Engine; 3] = [Engine::Docker, Engine::Containerd, Engine::Crio];
+/// Settings that dockerd writes for a containerd of its own.
+const OF_DOCKER: &str = "docker/containerd/containerd.toml";
+/// Programs that run pods by containerd or CRI-O, with the kubelet in them.
+const KUBELETS: [&str; 2] = ["kubelet", "kubelite"];
+
+/// An engine of this machine.
+pub struct Known {
+    pub engine: Engine,
+    /// The settings that it reads, where a flag names them.
+    pub named: Option<PathBuf>,
+    /// Whether it knows our program as a runtime.
+    pub knows: bool,
+}
+
+impl Known {
+    /// The command that makes the engine know the runtime.
+    pub fn remedy(&self) -> String {
+        match &self.named {
+            None => format!("gpushare configure {}", self.engine),
+            Some(file) => {
+                let edited = target::edited_for(self.engine, file);
+                format!("gpushare configure {} --config {edited}", self.engine)
+            }
+        }
+    }
+}
+
+/// The engines that run or are installed on this machine. Left out are containerd where docker alone uses it,
+/// and an engine whose settings cannot be read, about which `gpushare configure` says more.
+pub fn engines() -> Vec<Known> {
+    let daemons: Vec<Daemon> = host_processes().filter_map(|process| Daemon::of(&process)).collect();
+    let has_docker = check::program(Engine::Docker).is_some();
+    let serves_pods = host_processes().any(|process| runs_one_of(&process, &KUBELETS));
+    let of_docker_alone = |known: &Known| {
+        known.engine == Engine::Containerd && known.named.is_none() && has_docker && !serves_pods
+    };
+    let known = ENGINES.iter().flat_map(|engine| of(*engine, &daemons));
+    known.filter(|known| known.knows || !of_docker_alone(known)).collect()
+}
+
+/// The engine as it runs, once for each of its settings, else as it would.
+fn of(engine: Engine, daemons: &[Daemon]) -> Vec<Known> {
+    let installed = Daemon { engine, named: None, has_flag: false };
+    let mut running: Vec<&Daemon> = daemons.iter().filter(|daemon| daemon.engine == engine).collect();
+    if running.is_empty() && check::program(engine).is_some() {
+        running.push(&installed);
+    }
+    running.into_iter().filter_map(Daemon::known).collect()
+}
+
+/// An engine that runs.
+#[derive(Debug, PartialEq, Eq)]
+struct Daemon {
+    engine: Engine,
+    named: Option<PathBuf>,
+    /// Whether a flag names our program.
+    has_flag: bool,
+}
+
+impl Daemon {
+    fn of(process: &Process) -> Option<Self> {
+        let arguments = process.cmdline().ok()?;
+        let (program, flags) = arguments.split_first()?;
+        let engine = ENGINES.into_iter().find(|engine| is_named(program, engine.program()))?;
+        let named = config(engine, flags).map(|path| match process.cwd() {
+            Ok(folder) => folder.join(path),
+            Err(_) => PathBuf::from(path),
+        });
+        let has_flag = flags.iter().any(|flag| is_named(flag.rsplit('=').next().unwrap_or(flag), WRAPPER));
+        let of_docker = named.as_ref().is_some_and(|path| path.ends_with(OF_DOCKER));
+        (!of_docker).then_some(Self { engine, named, has_flag })
+    }
+
+    fn known(&self) -> Option<Known> {
+        let target = match &self.named {
+            Some(path) if self.engine == Engine::Containerd => target::read(path),
+            named => target::find(self.engine, named.as_deref()).ok()?,
+        };
+        let knows = self.has_flag || knows(self.engine, &target)?;
+        Some(Known { engine: self.engine, named: self.named.clone(), knows })
+    }
+}
+
+/// The file that an engine's flags name as its settings, where it is another than its usual one.
+fn config(engine: Engine, flags: &[String]) -> Option<&str> {
+    let names: &[&str] = match engine {
+        Engine::Docker => &["--config-file"],
+        _ => &["--config", "-config", "-c"],
+    };
+    let mut flags = flags.iter();
+    let value = flags.find_map(|flag| match flag.split_once('=') {
+        Some((name, value)) => names.contains(&name).then_some(Some(value)),
+        None => names.contains(&flag.as_str()).then_some(None),
+    })?;
+    let path = value.or_else(|| flags.next().map(String::as_str))?;
+    (Path::new(path) != target::usual(engine)).then_some(path)
+}
+
+/// Processes of root outside of containers: a name alone anybody can give to his program.
+fn host_processes() -> impl Iterator<Item = Process> {
+    let here = Process::myself().ok().and_then(|process| place(&process));
+    let all = procfs::process::all_processes().into_iter().flatten().flatten();
+    all.filter(move |process| {
+        process.uid().is_ok_and(|uid| uid == 0) && here.is_some() && place(process) == here
+    })
+}
+
+/// What tells a host's process from a container's: the pid and user namespaces, and the root folder.
+fn place(process: &Process) -> Option<[u64; 4]> {
+    let namespaces = process.namespaces().ok()?.0;
+    let of = |name: &str| namespaces.get(OsStr::new(name)).map(|namespace| namespace.identifier);
+    let root = std::fs::metadata(format!("/proc/{}/root/", process.pid())).ok()?;
+    Some([of("pid")?, of("user")?, root.dev(), root.ino()])
+}
+
+fn runs_one_of(process: &Process, programs: &[&str]) -> bool {
+    let arguments = process.cmdline().unwrap_or_default();
+    arguments.first().is_some_and(|first| programs.iter().any(|program| is_named(first, program)))
+}
+
+fn is_named(path: &str, program: &str) -> bool {
+    path.rsplit('/').next() == Some(program)
 }
 
 /// Whether the settings name our program as a runtime; `None` when they cannot be read.
 fn knows(engine: Engine, target: &Target) -> Option<bool> {
-    let mut settings = Vec::new();
-    for path in [&target.file, &target.main] {
-        let Some(text) = file::read(path).ok()? else { continue };
+    let mut paths = vec![target.file.clone(), target.main.clone()];
+    if engine == Engine::Containerd {
+        paths.extend(target::imports(&target.main).ok()?.iter().flat_map(target::Import::files));
+    }
+    let mut settings: Vec<Value> = target.others.iter().map(json).collect::<Option<_>>()?;
+    for path in paths {
+        let Some(text) = file::read(&path).ok()? else { continue };
         settings.push(match engine {
             Engine::Docker => serde_json::from_str(&text).ok()?,
-            _ => serde_json::to_value(toml_text::values(&text).ok()?).ok()?,
+            _ => json(&toml_text::values(&text).ok()?)?,
         });
-    }
-    for others in &target.others {
-        settings.push(serde_json::to_value(others).ok()?);
     }
     Some(settings.iter().any(names_the_wrapper))
 }
 
+fn json(values: &Table) -> Option<Value> {
+    serde_json::to_value(values).ok()
+}
+
 fn names_the_wrapper(values: &Value) -> bool {
     match values {
-        Value::String(text) => text.rsplit('/').next() == Some(WRAPPER),
+        Value::String(text) => is_named(text, WRAPPER),
         Value::Array(list) => list.iter().any(names_the_wrapper),
         Value::Object(fields) => fields.values().any(names_the_wrapper),
         _ => false,
@@ -70,6 +194,51 @@ mod tests {
         ] {
             fs::write(&path, text).unwrap();
             assert_eq!(knows(engine, &target), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_containerd_imports_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let main = folder.path().join("config.toml");
+        fs::write(&main, "imports = ['conf.d/*.toml']\nversion = 2\n").unwrap();
+        assert_eq!(knows(Engine::Containerd, &target::read(&main)), Some(false));
+        fs::create_dir(folder.path().join("conf.d")).unwrap();
+        fs::write(folder.path().join("conf.d/a.toml"), "[a]\nb = '/opt/gpushare-runtime'\n").unwrap();
+        assert_eq!(knows(Engine::Containerd, &target::read(&main)), Some(true));
+    }
+
+    #[test]
+    fn the_settings_of_an_engine_that_runs_are_those_its_flags_name() {
+        for (engine, flags, want) in [
+            (Engine::Docker, "-H fd:// --containerd=/run/containerd/containerd.sock", None),
+            (Engine::Docker, "--config-file /srv/daemon.json --debug", Some("/srv/daemon.json")),
+            (Engine::Docker, "--config-file=daemon.json", Some("daemon.json")),
+            (Engine::Docker, "--config-file", None),
+            (Engine::Docker, "--config-file /etc/docker/daemon.json", None),
+            (Engine::Containerd, "-c /etc/k0s/containerd.toml -l info", Some("/etc/k0s/containerd.toml")),
+            (Engine::Containerd, "--config=/etc/containerd/config.toml", None),
+            (Engine::Crio, "--config /srv/crio.conf", Some("/srv/crio.conf")),
+        ] {
+            let flags: Vec<String> = flags.split(' ').map(str::to_owned).collect();
+            assert_eq!(config(engine, &flags), want, "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn the_remedy_names_the_file_that_lasts() {
+        let known =
+            |engine, named: Option<&str>| Known { engine, named: named.map(PathBuf::from), knows: false };
+        for (known, want) in [
+            (known(Engine::Docker, None), "gpushare configure docker"),
+            (known(Engine::Docker, Some("/srv/d.json")), "gpushare configure docker --config /srv/d.json"),
+            (
+                known(Engine::Containerd, Some("/var/lib/rancher/k3s/agent/etc/containerd/config.toml")),
+                "gpushare configure containerd --config /var/lib/rancher/k3s/agent/etc/containerd/\
+                 config.toml.tmpl (config-v3.toml.tmpl for containerd 2)",
+            ),
+        ] {
+            assert_eq!(known.remedy(), want);
         }
     }
 }

@@ -66,6 +66,34 @@ pub fn find(engine: Engine, named: Option<&Path>) -> Result<Target> {
     }
 }
 
+/// The file that an engine reads where none of its flags names another.
+pub fn usual(engine: Engine) -> &'static Path {
+    Path::new(match engine {
+        Engine::Docker => DAEMON_JSON,
+        Engine::Containerd => CONTAINERD,
+        Engine::Crio => CRIO,
+        Engine::Podman => PODMAN[1],
+    })
+}
+
+/// What a containerd reads whose flag names `main`, be it a file that nobody is to edit.
+pub fn read(main: &Path) -> Target {
+    Target { file: main.to_owned(), main: main.to_owned(), usual: false, others: vec![], restart: None }
+}
+
+/// The file to name so that the engine which reads `file` gets a runtime, in words for the user.
+pub fn edited_for(engine: Engine, file: &Path) -> String {
+    match own_containerd(file).filter(|_| engine == Engine::Containerd) {
+        Some((folder, edited, _)) => format!("{folder}/{edited}"),
+        None => file.display().to_string(),
+    }
+}
+
+/// The distribution whose containerd `file` belongs to.
+fn own_containerd(file: &Path) -> Option<&'static (&'static str, &'static str, &'static str)> {
+    OWN_CONTAINERD.iter().find(|(folder, ..)| file.starts_with(folder))
+}
+
 fn docker(named: Option<&Path>) -> Result<Target> {
     let file = file::resolve(named.unwrap_or(Path::new(DAEMON_JSON)))?;
     // On SIGHUP dockerd (20.10) takes new runtimes and another default from its file; running containers
@@ -81,7 +109,7 @@ fn docker(named: Option<&Path>) -> Result<Target> {
 
 fn named_containerd(path: &Path) -> Result<Target> {
     let file = file::resolve(path)?;
-    let own = OWN_CONTAINERD.iter().find(|(folder, ..)| file.starts_with(folder));
+    let own = own_containerd(&file);
     let generated = file.file_name().is_some_and(|name| name == "config.toml" || name == "containerd.toml");
     if let Some((folder, edited, _)) = own.filter(|(folder, ..)| folder.contains("rancher") && generated) {
         bail!("{} is written anew at every start: name the template, {folder}/{edited}", file.display());

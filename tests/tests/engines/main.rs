@@ -51,6 +51,7 @@ fn fill_docker(engine: Engine, low_level: LowLevel) {
     };
     let mut filling = Filling::new(engine, settings.view);
     let mut docker = start(&settings);
+    of_docker::assert_found_by_doctor(&docker, &place);
     // docker is the engine whose containers people restart, so it gets the long run.
     filling.restarts = if engine == Engine::Docker { 100 } else { 10 };
     filling.general(&mut docker, &place);

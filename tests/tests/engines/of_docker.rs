@@ -7,14 +7,16 @@ use std::time::Duration;
 use gpushare_tests::command::{self, alive, eventually};
 use gpushare_tests::docker::NVIDIA_HOOK_RAN;
 use gpushare_tests::image::IMAGE;
-use gpushare_tests::leases::{shares, sweep};
+use gpushare_tests::leases::{cli, shares, sweep};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::LowLevel;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::engine::{Wanted, With};
+use crate::docker::DockerEngine;
+use crate::engine::{Engine, Wanted, With};
+use crate::place::Place;
 use crate::scenarios::Scene;
 
 /// Where Debian's docker-compose is.
@@ -31,6 +33,14 @@ pub fn takes_nvidias_hook_out(scene: &mut Scene<'_>) {
     scene.start(&Wanted::waiting("other").with(With::Gpus).with(With::PlainRunc));
     assert!(ran.exists(), "docker's --gpus starts the hook");
     fs::remove_file(ran).expect("the mark of the hook can be removed");
+}
+
+/// A daemon whose flags name its settings is judged by those, and not by the usual file.
+pub fn assert_found_by_doctor(docker: &DockerEngine, place: &Place) {
+    let told = cli(&place.config, &["doctor"]).stdout;
+    let settings = docker.folder().join("daemon.json");
+    let want = format!("docker ({}) knows the runtime", settings.display());
+    assert!(told.contains(&want), "{want:?} is not in: {told}");
 }
 
 /// With our hook under the name of NVIDIA's, docker gives shares by `--gpus` and a low-level runtime alone.
