@@ -33,7 +33,7 @@ pub enum Command {
         /// The value: 2GiB, 100, true, or a list as '["a", "b"]'.
         value: String,
     },
-    /// Takes one setting out of the settings file, so that it is as shipped.
+    /// Takes one setting out of the settings file with the comment above it, so that it is as shipped.
     Unset {
         /// Its section and key, as quota.reserve.
         key: String,
@@ -213,13 +213,28 @@ fn edited_lines(text: &str, key: &str, value: Option<&Value>) -> Result<String> 
             let mut new: toml_edit::Value = value.to_string().parse()?;
             // What is said about it in its line stays.
             *new.decor_mut() = old.decor().clone();
+            let within = comments_within(old);
             *old = new;
+            if let Some(mut name) = place.key_mut(name).filter(|_| !within.is_empty()) {
+                let above = name.leaf_decor().prefix().and_then(|prefix| prefix.as_str()).unwrap_or_default();
+                let above = format!("{above}{within}");
+                name.leaf_decor_mut().set_prefix(above);
+            }
         }
         (Some(value), _) => {
             place.insert(name, Item::Value(value.to_string().parse()?));
         }
     }
     Ok(document.to_string())
+}
+
+/// The comments between the elements of a list, a line each. A new list may have no place for them.
+fn comments_within(list: &toml_edit::Value) -> String {
+    let Some(list) = list.as_array() else { return String::new() };
+    let around = list.iter().flat_map(|element| [element.decor().prefix(), element.decor().suffix()]);
+    let texts = around.chain([Some(list.trailing())]).flatten().filter_map(|text| text.as_str());
+    let comments = texts.flat_map(str::lines).map(str::trim).filter(|line| line.starts_with('#'));
+    comments.map(|comment| format!("{comment}\n")).collect()
 }
 
 /// The document without the section, if nothing is left in it and nobody wrote a comment above it.
@@ -253,6 +268,17 @@ mod tests {
         assert_eq!(edited("", "quota.reserve", Some(&value)).unwrap(), "[quota]\nreserve = \"2GiB\"\n");
         assert_eq!(edited(text, "meter.xids", None).unwrap(), text);
         assert!(edited("quota = 4\n", "quota.reserve", Some(&value)).is_err());
+        // A new list has no place for what is said of its elements.
+        let list = "# all\nxids = [ # of ours\n    79, # fallen off\n    # and\n    48\n] # see above\n";
+        assert_eq!(
+            edited(list, "xids", Some(&Value::Array(vec![Value::Integer(79)]))).unwrap(),
+            "# all\n# of ours\n# fallen off\n# and\nxids = [79] # see above\n"
+        );
+        let dotted = "# all\nmeter.xids = [\n    79, # fallen off\n]\n";
+        assert_eq!(
+            edited(dotted, "meter.xids", Some(&Value::Array(vec![]))).unwrap(),
+            "# all\n# fallen off\nmeter.xids = []\n"
+        );
         // As an editor elsewhere wrote it.
         let elsewhere = |text: &str| format!("\u{feff}{}", text.replace('\n', "\r\n"));
         let of_elsewhere = edited(&elsewhere(text), "quota.reserve", Some(&value)).unwrap();
