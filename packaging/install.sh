@@ -97,13 +97,14 @@ put 644 "$top/packaging/71-gpushare.rules" "$root/lib/udev/rules.d"
 (cd "$built/share" && find . -type d) | while read -r folder; do
     install -d "$root/share/$folder"
 done
-# The list of them tells uninstall.sh which are ours.
-rm -f "$root/share/gpushare/.pages.new"
-(cd "$built/share" && find . -type f | sort) | while read -r file; do
+# The list of them, by which uninstall.sh knows ours, comes before the first.
+new=$root/share/gpushare/.pages.new
+rm -f "$new"
+(cd "$built/share" && find . -type f | sed 's|^\./||' | sort) >"$new"
+mv -f "$new" "$root/share/gpushare/pages"
+while read -r file; do
     put 644 "$built/share/$file" "$root/share/$(dirname "$file")"
-    echo "${file#./}"
-done >"$root/share/gpushare/.pages.new"
-mv -f "$root/share/gpushare/.pages.new" "$root/share/gpushare/pages"
+done <"$root/share/gpushare/pages"
 
 # The administrator's file is never replaced; the shipped one lies beside it to compare.
 install -d "$destdir/etc/gpushare/gpushare.toml.d"

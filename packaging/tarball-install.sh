@@ -19,9 +19,10 @@ who=install.sh
 . "$here/lifecycle.sh"
 [ -n "$destdir" ] || may_come @LEDGER@
 alone "$destdir$prefix"
-# What is being written when this ends.
+# What is being written when this ends, or a subshell of it, which sets the trap anew.
 new=
-trap '[ -z "$new" ] || rm -f "$new"' EXIT
+clear_new() { [ -z "$new" ] || rm -f "$new"; }
+trap clear_new EXIT
 
 # put FILE: first under another name and then renamed, so that nobody ever meets half a file, none, or one without the
 # prefix.
@@ -46,12 +47,15 @@ put() {
 
 # What is called comes before who calls it (bin last), and the wrapper, which engines call, comes last of all.
 cd "$here/tree"
-find . ! -type d | sed 's|^\./||' | sort | while read -r file; do
-    case $file in
-    */bin/*) ;;
-    *) put "$file" ;;
-    esac
-done
+find . ! -type d | sed 's|^\./||' | sort | {
+    trap clear_new EXIT
+    while read -r file; do
+        case $file in
+        */bin/*) ;;
+        *) put "$file" ;;
+        esac
+    done
+}
 for program in "@PREFIX@"/bin/*; do
     [ "${program##*/}" = gpushare-runtime ] || put "$program"
 done

@@ -24,23 +24,31 @@ if [ -z "$destdir" ]; then
     stop_units "$prefix"
 fi
 
+# gone FILE...: with what an installer left that was killed while it wrote.
+gone() {
+    for file; do
+        rm -f "$file" "${file%/*}/.${file##*/}.new"
+    done
+}
 if [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"; then
     rm -f "$settings"
 fi
 for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
-    rm -f "$root/bin/$program" "$root/bin/.$program.new"
+    gone "$root/bin/$program"
 done
 # Manual pages, completions and the like.
 if [ -e "$root/share/gpushare/pages" ]; then
     while read -r page; do
         case /$page/ in */../*) continue ;; esac
-        rm -f "$root/share/$page"
+        gone "$root/share/$page"
     done <"$root/share/gpushare/pages"
 fi
 rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/gpushare" "$root/share/doc/gpushare"
-rm -f "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/systemd/system/gpushare-meter.service" \
-    "$root/lib/systemd/system/gpushare-mps.service" "$root/lib/systemd/system/gpushare-sweep.service" "$root/lib/systemd/system/gpushare-sweep.timer" \
-    "$root/lib/systemd/system/gpushare-system.service" "$root/lib/udev/rules.d/71-gpushare.rules"
+units=$root/lib/systemd/system
+gone "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/tmpfiles.d/tmpfiles.conf" "$root/lib/udev/rules.d/71-gpushare.rules" \
+    "$units/gpushare-meter.service" "$units/gpushare-mps.service" "$units/gpushare-sweep.service" \
+    "$units/gpushare-sweep.timer" "$units/gpushare-system.service"
+rm -f "$destdir/etc/gpushare/.gpushare.toml.new"
 rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib/systemd/system" "$root/lib/systemd" \
     "$root/lib/udev/rules.d" "$root/lib/udev" "$root/lib/tmpfiles.d" "$root/share/doc" \
     "$root/share/man/man1" "$root/share/man" "$root/share/bash-completion/completions" "$root/share/bash-completion" \

@@ -18,6 +18,7 @@ use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::Runtime;
 use gpushare_tests::scratch::Scratch;
+use nix::mount::{MsFlags, mount, umount};
 
 #[test]
 #[ignore = "needs root and runc: runs a container"]
@@ -91,6 +92,43 @@ fn uninstalling_leaves_nothing_but_the_administrators_settings() {
     installed.uninstall();
     let left = files(installed.root());
     assert!(left.iter().all(|path| *path == settings), "{left:?}");
+}
+
+/// What an installer leaves that is killed at once, no program can clear.
+#[test]
+#[ignore = "needs root and the release build: installs it on disks that are too small"]
+fn a_full_disk_is_told_and_nothing_half_written_is_left() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    private(|| {
+        let scratch = Scratch::new("full");
+        let disk = scratch.folder("disk");
+        let call = |script: &str| {
+            let script = artifacts::checkout().join("packaging").join(script);
+            command::run(Command::new(script).arg(&disk).arg("/usr/local"))
+        };
+        let half_written = || {
+            let left = files(&disk).into_iter();
+            left.filter(|path| path.extension().is_some_and(|end| end == "new")).collect::<Vec<_>>()
+        };
+        // From a disk that lacks room for the first libraries to one that lacks it for the programs.
+        for size in (500..=4000).step_by(500) {
+            let options = format!("size={size}k,mode=755");
+            mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))
+                .expect("root may mount");
+            let told = call("install.sh");
+            assert!(!told.success() && told.stderr.contains("No space left"), "{size}: {told:?}");
+            assert_eq!(half_written(), [""; 0].map(PathBuf::from), "{size}");
+            fs::write(disk.join("usr/local/share/gpushare/.gpushare.toml.new"), "")
+                .expect("a name takes no room");
+            let units = disk.join("usr/local/lib/systemd/system");
+            fs::write(units.join(".gpushare-mps.service.new"), "").expect("a name takes no room");
+            let _ = call("uninstall.sh").expect_success("uninstall.sh");
+            assert_eq!(files(&disk), [""; 0].map(PathBuf::from), "{size}");
+            umount(&disk).expect("root may unmount");
+        }
+    });
 }
 
 #[test]
