@@ -9,14 +9,14 @@
 
 mod limits;
 pub mod path;
-mod throttle;
+mod reports;
 mod usage;
 
 pub use limits::{
     ComputePolicy, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, LimitsHeader, Measured,
     Measurement, TooManyDevices, encode_limits, grants_are, measurements,
 };
-pub use throttle::{Throttle, read_throttles, read_wishes};
+pub use reports::{Throttle, read_throttles, read_wishes};
 pub use usage::{
     Bucket, CHARGE_MOMENTS, ChargeMoment, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER,
     ProcessUsage, Processes, SETTLED_WINDOWS, SLOT_FREE, SLOT_LIVE, SLOTS, SettledWindow, Settlement,
