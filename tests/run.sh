@@ -11,7 +11,8 @@ rm -f "$tables"/engines.md "$tables"/dialects.md
 log=$(mktemp)
 logs=$(mktemp -d)
 programs=$(mktemp)
-trap 'rm -rf "$log" "$logs" "$programs"' EXIT
+times=$(mktemp)
+trap 'rm -rf "$log" "$logs" "$programs" "$times"' EXIT
 failed=0
 
 run() {
@@ -43,27 +44,28 @@ while read -r folder name file <&3; do
 done 3<"$programs"
 run cargo test --no-fail-fast --doc --workspace --locked "${shims[@]}"
 
-# Engines and nodes wait for each other's daemons more than they compute: two test programs at once, the longest first, and
+# Engines and nodes wait for each other's daemons more than they compute: three test programs at once, the longest first, and
 # one test at a time in each. As root each has mounts of its own, since some tests count the mounts that they see. A
 # program's output comes in one piece, when it has ended.
 program() {
-    local name=$1 own_mounts=()
+    local name=$1 own_mounts=() start=$SECONDS
     [ "$(id -u)" -ne 0 ] || own_mounts=(unshare --mount)
     local file
     file=$(awk -v own="$OWN" -v name="$name" '$1 == own && $2 == name { print $3 }' "$PROGRAMS")
     # shellcheck disable=SC2086
     (cd "$OWN" && "${own_mounts[@]}" "$file" $EVERYTHING --test-threads=1 --nocapture) >"$LOGS/$name" 2>&1
     local status=$?
+    echo "$((SECONDS - start)) s  $name" >>"$TIMES"
     flock "$LOGS" cat "$LOGS/$name"
     return "$status"
 }
 export -f program
-export LOGS=$logs EVERYTHING="${everything[*]}" OWN=$own PROGRAMS=$programs
+export LOGS=$logs EVERYTHING="${everything[*]}" OWN=$own PROGRAMS=$programs TIMES=$times
 longest=(engines dialects attacks hook_only_attacks slurm admission meter images upgrade configure giving_back)
 all=$(awk -v own="$own" '$1 == own { print $2 }' "$programs")
 others=$(grep -vxF "$(printf '%s\n' "${longest[@]}")" <<<"$all")
 [ -n "$all" ] || { echo "no test program was found" >&2; failed=1; }
-run xargs -P 2 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others)
+run xargs -P 3 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others)
 
 echo
 print() {
@@ -74,6 +76,9 @@ print() {
 }
 print "What was tried with each engine:" engines.md
 print "Sets of other systems' requests, each with the outcome that docs/dialects.md tells:" dialects.md
+echo "The longest test programs:"
+sort -rn "$times" | head -n 12 | sed 's/^/  /'
+echo
 if grep -q '^skipped: ' "$log"; then
     echo "Left out on this machine:"
     sort -u "$log" | sed -n 's/^skipped: /  /p'
