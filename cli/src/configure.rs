@@ -249,7 +249,11 @@ fn add(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<Planned>
         .with_context(|| format!("{} stays as it is", file.display()))?;
     // The engine's own file is written last: variables are off before the first image runs by default.
     changes.push(FileChange { path: file.clone(), before, after: Some(after) });
-    Ok(Planned { changes, notes, checked: Some(checked) })
+    Ok(Planned { changes, notes, checked: Some(checked.by) })
+}
+
+fn not_put_back(engine: Engine, gone: &str) -> String {
+    format!("the default runtime before, {gone}, is not put back: {engine} does not know it any more")
 }
 
 fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Planned> {
@@ -257,16 +261,12 @@ fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Plann
     let before = file::read(&target.file)?;
     let was_default = is_default(engine, target, name)?;
     let (mut changes, mut notes) = (Vec::new(), Vec::new());
-    let after = match (&before, engine) {
+    let mut after = match (&before, engine) {
         (None, _) => None,
         (Some(_), Engine::Docker) => {
             let (record, files) = docker_files(target, before.clone())?;
             let (new, gone) = at(&target.file, docker::without(&files, name))?;
-            notes.extend(gone.map(|gone| {
-                format!(
-                    "the default runtime before, {gone}, is not put back: docker does not know it any more"
-                )
-            }));
+            notes.extend(gone.map(|gone| not_put_back(engine, &gone)));
             changes.push(FileChange { path: record, before: files.record, after: new.record });
             new.settings
         }
@@ -274,13 +274,23 @@ fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Plann
         (Some(text), Engine::Crio) => at(&target.file, crio::removed(text, name))?,
         (Some(text), Engine::Podman) => at(&target.file, podman::removed(text, name))?,
     };
-    let checked = match &after {
-        Some(text) if after != before => Some(
-            check::before(checker, target, text, None)
-                .with_context(|| format!("{} stays as it is", target.file.display()))?,
-        ),
-        _ => None,
+    let check = |text: &str| {
+        check::before(checker, target, text, None)
+            .with_context(|| format!("{} stays as it is", target.file.display()))
     };
+    let mut checked = after.as_deref().filter(|_| after != before).map(check).transpose()?;
+    if let (true, Some(text), Some(gone)) =
+        (was_default, &after, checked.as_ref().and_then(|checked| checked.unknown_default.clone()))
+    {
+        let without = match engine {
+            Engine::Crio => crio::without_default(text),
+            _ => containerd::without_default(text),
+        };
+        checked = Some(check(&without)?);
+        after = Some(without);
+        notes.push(not_put_back(engine, &gone));
+    }
+    let checked = checked.map(|checked| checked.by);
     // A runtime of ours by another name may be the default.
     let stays = match (&after, engine) {
         (None, _) => false,

@@ -145,6 +145,31 @@ fn containerd_sees_the_handler_in_every_file_and_its_own_settings_unchanged() {
 }
 
 /// The settings as containerd merges them, line by line.
+/// containerd with a default runtime that nothing describes starts no pod.
+#[test]
+#[ignore = "needs containerd: asks it for its settings"]
+fn a_default_that_containerd_does_not_know_any_more_is_not_put_back() {
+    if !met(&[Need::Containerd]) {
+        return;
+    }
+    let cri = "plugins.\"io.containerd.grpc.v1.cri\".containerd";
+    let described = format!("[{cri}.runtimes.other]\nruntime_type = \"io.containerd.runc.v2\"\n");
+    for (before, is_back) in [("other", false), ("runc", true)] {
+        let place = Place::new();
+        let chosen = format!("version = 2\n[{cri}]\ndefault_runtime_name = \"{before}\"\n");
+        let file = place.file("config.toml", &format!("{chosen}{described}"));
+        let _ = place.configure("containerd", &file, &["--default"]).expect_success("configure");
+        let edited = read(&file);
+        assert!(edited.contains(&described));
+        fs::write(&file, edited.replace(&described, "")).expect("the administrator can edit it");
+        let told = place.configure("containerd", &file, &["--remove"]).expect_success("--remove");
+        let chosen = chosen.lines().filter(|line| is_back || !line.contains("default_runtime_name"));
+        assert_eq!(read(&file).lines().collect::<Vec<_>>(), chosen.collect::<Vec<_>>());
+        let note = format!("the default runtime before, {before}, is not put back");
+        assert_eq!(told.stdout.contains(&note) || told.stderr.contains(&note), !is_back, "{told:?}");
+    }
+}
+
 fn dump(file: &Path) -> Vec<String> {
     let mut containerd = Command::new("/usr/bin/containerd");
     let told = command::run(containerd.arg("--config").arg(file).args(["config", "dump"]));

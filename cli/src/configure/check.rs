@@ -17,16 +17,31 @@ use super::{Engine, Runtime, containerd, crio};
 /// What an administrator installed comes before what the distribution has.
 const FOLDERS: [&str; 6] = ["/usr/local/bin", "/usr/local/sbin", "/opt/bin", "/usr/bin", "/usr/sbin", "/bin"];
 
+/// What an engine said of settings that it took.
+#[derive(Default)]
+pub struct Checked {
+    /// By which command it checked them, or why only their syntax was checked, in words for the user.
+    pub by: String,
+    /// The default runtime that they name and nothing in them describes: the engine starts no container with
+    /// them. Only looked for where no runtime of ours has to be found.
+    pub unknown_default: Option<String>,
+}
+
+impl Checked {
+    fn by(by: impl Into<String>) -> Self {
+        Self { by: by.into(), unknown_default: None }
+    }
+}
+
 /// Asks the engine about `text` as its settings, before anything is written. `runtime` has to be found in
-/// them; `None` after it was taken out. Returns by which command the engine checked them, or why only their
-/// syntax was checked, in words for the user.
-pub fn before(checker: &Checker, target: &Target, text: &str, runtime: Option<&Runtime>) -> Result<String> {
+/// them; `None` after it was taken out.
+pub fn before(checker: &Checker, target: &Target, text: &str, runtime: Option<&Runtime>) -> Result<Checked> {
     let Checker { engine, program } = checker;
     let Some(program) = program else {
-        return Ok(format!("syntax only: no {} here to ask", engine.program()));
+        return Ok(Checked::by(format!("syntax only: no {} here to ask", engine.program())));
     };
     if containerd::is_template(&target.file) {
-        return Ok("syntax only: the file is a template".to_owned());
+        return Ok(Checked::by("syntax only: the file is a template"));
     }
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let staged = |name: &str, text: &str| -> Result<PathBuf> {
@@ -35,7 +50,7 @@ pub fn before(checker: &Checker, target: &Target, text: &str, runtime: Option<&R
         Ok(path)
     };
     match engine {
-        Engine::Docker => docker(program, &staged("daemon.json", text)?),
+        Engine::Docker => docker(program, &staged("daemon.json", text)?).map(Checked::by),
         Engine::Containerd => {
             let file = staged("config.toml", text)?;
             let main = staged("main.toml", &with_imports(target, &file)?)?;
@@ -45,7 +60,9 @@ pub fn before(checker: &Checker, target: &Target, text: &str, runtime: Option<&R
             let file = staged("crio.conf", text)?;
             merged_crio(program, target, &file, folder.path(), runtime)
         }
-        Engine::Podman => podman(program, Some(&staged("containers.conf", text)?), folder.path(), runtime),
+        Engine::Podman => {
+            podman(program, Some(&staged("containers.conf", text)?), folder.path(), runtime).map(Checked::by)
+        }
     }
 }
 
@@ -158,7 +175,7 @@ fn with_imports(target: &Target, file: &Path) -> Result<String> {
     Ok(document.to_string())
 }
 
-fn merged_containerd(program: &Path, main: &Path, runtime: Option<&Runtime>) -> Result<String> {
+fn merged_containerd(program: &Path, main: &Path, runtime: Option<&Runtime>) -> Result<Checked> {
     let output = output(Command::new(program).arg("--config").arg(main).args(["config", "dump"]))?;
     ensure!(output.status.success(), "containerd would not take the new settings: {}", complaint(&output));
     let merged = merged(&output)?;
@@ -166,7 +183,8 @@ fn merged_containerd(program: &Path, main: &Path, runtime: Option<&Runtime>) -> 
         containerd::refuse_disabled_cri("", &merged).map_err(|mistake| anyhow::anyhow!(mistake.message))?;
         refuse(program, containerd::fault(&merged, runtime))?;
     }
-    Ok("containerd config dump".to_owned())
+    let unknown_default = runtime.map_or_else(|| containerd::unknown_default(&merged), |_| None);
+    Ok(Checked { by: "containerd config dump".to_owned(), unknown_default })
 }
 
 fn merged(output: &Output) -> Result<Table> {
@@ -191,7 +209,7 @@ fn merged_crio(
     file: &Path,
     scratch: &Path,
     runtime: Option<&Runtime>,
-) -> Result<String> {
+) -> Result<Checked> {
     let folder = target
         .file
         .parent()
@@ -215,10 +233,12 @@ fn merged_crio(
     }
     let output = output(command.arg("--config-dir").arg(&drop_ins).arg("config"))?;
     ensure!(output.status.success(), "CRI-O would not take the new settings: {}", complaint(&output));
+    let merged = merged(&output)?;
     if let Some(runtime) = runtime {
-        refuse(program, crio::fault(&merged(&output)?, runtime))?;
+        refuse(program, crio::fault(&merged, runtime))?;
     }
-    Ok("crio config".to_owned())
+    let unknown_default = runtime.map_or_else(|| crio::unknown_default(&merged), |_| None);
+    Ok(Checked { by: "crio config".to_owned(), unknown_default })
 }
 
 /// podman has no check of its own. For `info` it reads all of its settings and asks the runtime for its

@@ -231,6 +231,24 @@ pub fn fault(merged: &Table, runtime: &Runtime) -> Option<String> {
         .then(|| "containerd has another default runtime".to_owned())
 }
 
+/// The default runtime in the settings as containerd merged them, if they do not describe it: then containerd
+/// does not load its CRI plugin.
+pub fn unknown_default(merged: &Table) -> Option<String> {
+    PLUGINS.iter().find_map(|(version, _)| {
+        let plugin = toml_text::value(merged, &base(*version))?;
+        let default = plugin.get("default_runtime_name")?.as_str().filter(|name| !name.is_empty())?;
+        let known = plugin.get("runtimes").is_some_and(|runtimes| runtimes.get(default).is_some());
+        (!known).then(|| default.to_owned())
+    })
+}
+
+/// `text` without the setting of a default runtime.
+pub fn without_default(text: &str) -> String {
+    PLUGINS.iter().fold(text.to_owned(), |text, (version, _)| {
+        toml_text::without_key(&text, &below(*version, ["default_runtime_name"]))
+    })
+}
+
 /// The entries of `imports`.
 pub fn imports(values: &Table) -> Vec<String> {
     toml_text::strings(values, &path(["imports"])).map(str::to_owned).collect()

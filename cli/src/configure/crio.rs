@@ -61,6 +61,18 @@ fn default() -> Vec<String> {
     path(["crio", "runtime", "default_runtime"])
 }
 
+/// The default runtime in the settings as CRI-O merged them, if they do not describe it.
+pub fn unknown_default(merged: &Table) -> Option<String> {
+    let default = toml_text::string(merged, &default()).filter(|name| !name.is_empty())?;
+    let described = path(["crio", "runtime", "runtimes", default]);
+    toml_text::value(merged, &described).is_none().then(|| default.to_owned())
+}
+
+/// `text` without the setting of a default runtime.
+pub fn without_default(text: &str) -> String {
+    toml_text::without_key(text, &default())
+}
+
 /// What is wrong with the handler in the settings as CRI-O merged them, if anything.
 pub fn fault(merged: &Table, runtime: &Runtime) -> Option<String> {
     let program = path(["crio", "runtime", "runtimes", &runtime.name, "runtime_path"]);

@@ -164,6 +164,27 @@ fn place(text: &str, path: &[String]) -> Option<usize> {
     item.as_table().and_then(toml_edit::Table::span).or_else(|| key.span()).map(|span| span.start)
 }
 
+/// `text` without the lines of the key at `path`, or as it is where that is no single value.
+pub fn without_key(text: &str, path: &[String]) -> String {
+    let masked = masked(text);
+    let lines = || {
+        let document = Document::parse(masked.as_str()).ok()?;
+        let (last, tables) = path.split_last()?;
+        let whole: &dyn TableLike = document.as_table();
+        let table = tables.iter().try_fold(whole, |table, name| table.get(name)?.as_table_like())?;
+        let (key, item) = table.get_key_value(last)?;
+        Some(lines_of(text, key.span()?.start, item.as_value()?.span()?.end))
+    };
+    lines().map_or_else(|| text.to_owned(), |lines| format!("{}{}", &text[..lines.start], &text[lines.end..]))
+}
+
+/// The bytes of the whole lines from the one with the byte `start` to the one with the byte `end`.
+fn lines_of(text: &str, start: usize, end: usize) -> Range<usize> {
+    let start = text[..start].rfind('\n').map_or(0, |at| at + 1);
+    let end = text[end..].find('\n').map_or(text.len(), |at| end + at + 1);
+    start..end
+}
+
 /// The text as a TOML string.
 pub fn quoted(text: &str) -> String {
     Value::String(text.to_owned()).to_string()

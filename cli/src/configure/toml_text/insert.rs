@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use toml_edit::{Document, Item};
 
-use super::{Mistake, Setting, Wanted, begin, end, find, former, mark, masked, newline, parse, quoted};
+use super::{
+    Mistake, Setting, Wanted, begin, end, find, former, lines_of, mark, masked, newline, parse, quoted,
+};
 
 pub fn insert(text: &str, name: &str, settings: &[Setting]) -> Result<String, Mistake> {
     let masked = masked(text);
@@ -95,12 +97,11 @@ fn replace_line(
     if text[span.clone()] == *value {
         return Ok(None);
     }
-    let start = text[..key.start].rfind('\n').map_or(0, |at| at + 1);
-    let end = text[span.end..].find('\n').map_or(text.len(), |at| span.end + at + 1);
-    let mut lines: String = text[start..end].split_inclusive('\n').map(|line| former(name) + line).collect();
-    let ours = format!("{}{value} {}", &text[start..span.start], mark(name));
+    let old = lines_of(text, key.start, span.end);
+    let mut lines: String = text[old.clone()].split_inclusive('\n').map(|line| former(name) + line).collect();
+    let ours = format!("{}{value} {}", &text[old.start..span.start], mark(name));
     append(&mut lines, &ours, newline(text));
-    Ok(Some((start..end, lines)))
+    Ok(Some((old, lines)))
 }
 
 /// A key of no table has to stand before all tables.
