@@ -19,7 +19,7 @@ use serde::Serialize;
 use self::runc::Runc;
 use crate::configure::Known;
 use crate::violation::{self, Kind, Violation};
-use crate::{Output, answer, configure, inventory, lock, meter, node, system, table};
+use crate::{Output, answer, configure, inventory, lock, meter, node, program, system, table};
 
 /// The systemd timer that runs `gpushare sweep` every minute.
 const SWEEP_TIMER: &str = "gpushare-sweep.timer";
@@ -150,8 +150,13 @@ fn runtime(config: &Config) -> Vec<Finding> {
     let Some(runtime) = config.runtimes.iter().find(|path| path.is_file()) else {
         return vec![failure(check, "none of runtime.candidates exists: install runc or crun")];
     };
-    let output = Command::new(runtime).arg("--version").env_clear().output();
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let output = match program::output(Command::new(runtime).arg("--version").env_clear()) {
+        Ok(output) => output,
+        Err(error) => {
+            return vec![failure(check, format!("cannot run {}: {error}", runtime.display()))];
+        }
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let version = text.lines().next().unwrap_or("no version").trim();
     let found = format!("{} ({version})", runtime.display());
     let links = system::wrong_links(config).unwrap_or_default();

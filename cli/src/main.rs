@@ -32,6 +32,7 @@ mod overview;
 mod page;
 mod pages;
 mod plan;
+mod program;
 mod ps;
 mod run;
 mod serve;

@@ -12,7 +12,7 @@ use gpushare_config::Config;
 use gpushare_request::{ComputePolicy, Cores, MemoryRequest, Priority};
 
 use crate::failure::Failure;
-use crate::table;
+use crate::{program, table};
 
 /// The share, and the engine's words.
 #[derive(clap::Args)]
@@ -158,7 +158,7 @@ fn beside() -> Result<PathBuf> {
 /// docker's own message would not say what to do.
 fn knows_the_runtime(docker: &Path) -> Result<()> {
     let mut info = Command::new(docker);
-    let told = info.args(["info", "--format", "{{json .Runtimes}}"]).output();
+    let told = program::output(info.args(["info", "--format", "{{json .Runtimes}}"]));
     // What docker cannot say now, `docker run` says better.
     let Ok(told) = told.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()) else {
         return Ok(());

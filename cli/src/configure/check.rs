@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail, ensure};
 use toml::Table;
@@ -12,6 +12,7 @@ use toml::Table;
 use super::target::{self, Target};
 use super::toml_text;
 use super::{Engine, Runtime, containerd, crio};
+use crate::program;
 
 /// Where engines are installed. They are searched instead of the caller's PATH, which may name other folders.
 /// What an administrator installed comes before what the distribution has.
@@ -130,10 +131,7 @@ fn running(program: &Path) -> bool {
 
 fn output(command: &mut Command) -> Result<Output> {
     let path = FOLDERS.join(":");
-    command
-        .stdin(Stdio::null())
-        .env("PATH", path)
-        .output()
+    program::output(command.env("PATH", path))
         .with_context(|| format!("cannot run {}", Path::new(command.get_program()).display()))
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
@@ -15,8 +16,8 @@ use toml::{Table, Value};
 
 use super::{Finding, examine};
 use crate::container::short;
-use crate::ps;
 use crate::table::escaped;
+use crate::{program, ps};
 
 /// Programs whose versions matter, where they are installed.
 const PROGRAMS: [&str; 8] =
@@ -85,11 +86,13 @@ fn machine() -> Vec<String> {
 
 fn programs() -> Vec<String> {
     let mut lines = vec![format!("gpushare: {}", env!("CARGO_PKG_VERSION"))];
-    for program in PROGRAMS {
-        let told = Command::new(program).arg("--version").env("LC_ALL", "C").output();
-        let Ok(told) = told else { continue };
-        let told = String::from_utf8_lossy(&told.stdout).into_owned();
-        lines.push(format!("{program}: {}", told.lines().next().unwrap_or("tells no version")));
+    for name in PROGRAMS {
+        let told = match program::output(Command::new(name).arg("--version").env("LC_ALL", "C")) {
+            Ok(told) => String::from_utf8_lossy(&told.stdout).into_owned(),
+            Err(error) if error.kind() == ErrorKind::TimedOut => "does not answer".to_owned(),
+            Err(_) => continue,
+        };
+        lines.push(format!("{name}: {}", told.lines().next().unwrap_or("tells no version")));
     }
     lines
 }
