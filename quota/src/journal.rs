@@ -54,8 +54,8 @@ impl Journal<'_> {
     /// the state folder was written there while nothing else could be.
     pub fn lines<T>(&self, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
         let folders = [Some(self.state.to_path_buf()), self.lasting()].into_iter().flatten();
-        let texts = folders.flat_map(|folder| self.files(&folder)).map(|path| self.text(&path));
-        texts
+        folders
+            .flat_map(|folder| self.texts(&folder))
             .flat_map(|text| {
                 let text = String::from_utf8_lossy(&text);
                 text.lines().rev().filter_map(&read).collect::<Vec<T>>()
@@ -72,9 +72,15 @@ impl Journal<'_> {
         }
     }
 
-    /// The file's bytes, as far as files of this journal grow; none where it is no regular file.
-    fn text(&self, path: &Path) -> Vec<u8> {
-        open_to_read(path).map_or_else(|_| Vec::new(), |file| read_from(&file, 0, 2 * self.most + LONGEST))
+    /// The bytes of the newer and the older file, as far as files of this journal grow; none where one is no
+    /// regular file.
+    fn texts(&self, folder: &Path) -> Vec<Vec<u8>> {
+        let mut files: Vec<File> =
+            self.files(folder).iter().filter_map(|path| open_to_read(path).ok()).collect();
+        // Between the two looks the newer one may have become the older.
+        let identity = |file: &File| file.metadata().ok().as_ref().map(identity);
+        files.dedup_by(|one, other| identity(one) == identity(other));
+        files.iter().map(|file| read_from(file, 0, 2 * self.most + LONGEST)).collect()
     }
 
     fn files(&self, folder: &Path) -> [PathBuf; 2] {
@@ -211,6 +217,16 @@ mod tests {
 
     fn lines(state: &StateFolder) -> Vec<String> {
         journal(state).lines(|line| Some(line.to_owned()))
+    }
+
+    #[test]
+    fn a_file_that_is_renamed_while_both_are_read_counts_once() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateFolder::open(&root.path().join("state")).unwrap();
+        journal(&state).add("one").unwrap();
+        // What two looks by name find between which it was renamed.
+        fs::hard_link(state.path().join("lines"), state.path().join("lines.old")).unwrap();
+        assert_eq!(lines(&state), ["one"]);
     }
 
     #[test]
