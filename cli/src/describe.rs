@@ -80,7 +80,8 @@ fn helps(share: &ShareView, overview: &Overview) -> Vec<String> {
             share.allocations_refused
         ));
     }
-    let held: u64 = share.parts.iter().map(|part| part.throttled_nanoseconds).sum();
+    // The container itself says how long.
+    let held = share.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.throttled_nanoseconds));
     if is_update && held > 0 {
         helps.push(format!(
             "its launches were held back: `gpushare update {name} --cores PERCENT` gives more, and --compute-policy burst the \

@@ -42,9 +42,14 @@ pub fn fits(filters: &[Filter], values: impl Fn(&str) -> Vec<String>) -> bool {
 /// Whether `text` is the pattern, in which `*` stands for any text.
 fn is_like(text: &str, pattern: &str) -> bool {
     let Some((begin, rest)) = pattern.split_once('*') else { return text == pattern };
-    let Some(text) = text.strip_prefix(begin) else { return false };
-    let mut ends = text.char_indices().map(|(index, _)| index).chain([text.len()]);
-    ends.any(|index| text.get(index..).is_some_and(|text| is_like(text, rest)))
+    let (between, end) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let within = text.strip_prefix(begin).and_then(|text| text.strip_suffix(end));
+    // The first place that fits leaves most for those that follow.
+    let mut pieces = between.split('*');
+    within.is_some_and(|within| {
+        let left = pieces.try_fold(within, |text, piece| text.get(text.find(piece)? + piece.len()..));
+        left.is_some()
+    })
 }
 
 #[cfg(test)]
@@ -63,6 +68,10 @@ mod tests {
             ("", "*", true),
             ("ü", "*ü*", true),
             ("a*b", "a*b", true),
+            ("abab", "*ab*ab", true),
+            ("ab", "*ab*ab", false),
+            ("a", "a*a", false),
+            (&"a".repeat(10_000), &("*a".repeat(1_000) + "b"), false),
         ] {
             assert_eq!(is_like(text, pattern), want, "{text} {pattern}");
         }

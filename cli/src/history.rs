@@ -19,6 +19,7 @@ use self::sums::By;
 pub use self::sums::{Sums, living_as_past};
 use crate::answer::{self, Format};
 use crate::container::{PodName, listed, name, short};
+use crate::failure::Failure;
 use crate::filter::{self, Filter, Key, fits};
 use crate::node::GpuNames;
 use crate::table::{age, span};
@@ -33,7 +34,7 @@ pub struct History {
     /// Only what ended since: a time ago as 7d or 12h, or a moment as 2026-11-20 or 2026-11-20T08:00:00Z.
     #[arg(long, value_name = "TIME", value_parser = moment)]
     since: Option<u64>,
-    /// Only what ended until then.
+    /// Only what ended before then.
     #[arg(long, value_name = "TIME", value_parser = moment)]
     until: Option<u64>,
     /// Sums, with the shares that are held now.
@@ -117,11 +118,24 @@ struct Refusal {
     text: String,
 }
 
+impl History {
+    /// Whether something was left out on purpose.
+    fn is_narrowed(&self) -> bool {
+        self.since.is_some() || self.until.is_some() || !self.filters.is_empty()
+    }
+}
+
 /// Prints past leases and refusals.
 pub fn history(asked: &History) -> Result<()> {
     let config = Config::load()?;
     let (state, store) = node::store(&config)?;
-    let is_within = |at: u64| asked.since.is_none_or(|s| at >= s) && asked.until.is_none_or(|u| at <= u);
+    if let (Some(since), Some(until)) = (asked.since, asked.until)
+        && since >= until
+    {
+        return Err(Failure::usage("--until is not after --since: nothing ended between them").into());
+    }
+    // Of two windows that touch, one has what ended where they do.
+    let is_within = |at: u64| asked.since.is_none_or(|s| at >= s) && asked.until.is_none_or(|u| at < u);
     // Read first: what ends meanwhile is in the history then.
     let living = store.leases()?;
     let mut past = store.history();
@@ -143,7 +157,7 @@ pub fn history(asked: &History) -> Result<()> {
         living.retain(|(lease, _)| fits_lease(lease));
         let past = past.iter().map(|lease| (lease, lease.used.unwrap_or_default()));
         let all = past.chain(living.iter().map(|(lease, used)| (lease, *used)));
-        return Ok(sums::print(by, all, &state.deeds(), &names, format)?);
+        return Ok(sums::print(by, all, &state.deeds(), &names, format, asked.is_narrowed())?);
     }
     if asked.since.is_none() {
         refusals.truncate(REFUSALS);
@@ -154,7 +168,7 @@ pub fn history(asked: &History) -> Result<()> {
             refusals: refusals.iter().map(refusal).collect(),
         })?),
         Format::Csv => Ok(csv(&past, &refusals)?),
-        Format::Table => Ok(print(&past, &refusals, &names)?),
+        Format::Table => Ok(print(&past, &refusals, &names, asked.is_narrowed())?),
     }
 }
 
@@ -296,9 +310,12 @@ fn csv(past: &[PastLease], refusals: &[Refused]) -> io::Result<()> {
     table::csv(&COLUMNS, ended.chain(refused))
 }
 
-fn print(past: &[PastLease], refusals: &[Refused], names: &GpuNames) -> io::Result<()> {
+fn print(past: &[PastLease], refusals: &[Refused], names: &GpuNames, is_narrowed: bool) -> io::Result<()> {
     if past.is_empty() && refusals.is_empty() {
-        return table::line("no share was given back yet, and none refused");
+        return table::line(match is_narrowed {
+            false => "no share was given back yet, and none refused",
+            true => "nothing that ended fits",
+        });
     }
     let none = || "-".to_owned();
     let ended = past.iter().map(|lease| {

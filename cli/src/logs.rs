@@ -121,10 +121,16 @@ pub fn logs(asked: &Logs) -> Result<()> {
         let (at, name) = (Faults::noted_at(state.path(), gpu)?, names.name(gpu));
         Some(Event { at, what: "failed", id: String::new(), name, text: why.to_owned() })
     }));
+    // As for a share: a whole id or name comes before the beginning of another's id.
+    let is_whole =
+        asked.container.as_ref().is_some_and(|asked| events.iter().any(|event| is_called(event, asked)));
     let is_meant = |event: &Event| {
-        let its = |asked: &String| event.name == *asked || event.id.starts_with(asked.as_str());
+        let its = |asked: &String| match is_whole {
+            true => is_called(event, asked),
+            false => !asked.is_empty() && event.id.starts_with(asked.as_str()),
+        };
         let values = |key: &str| match key {
-            "name" => vec![event.name.clone()],
+            "name" => names_of(event).chain([event.name.as_str()]).map(str::to_owned).collect(),
             "id" => vec![event.id.clone()],
             _ => vec![event.what.to_owned()],
         };
@@ -146,6 +152,15 @@ pub fn logs(asked: &Logs) -> Result<()> {
     events.drain(..skipped);
     let told = if asked.json { answer::print(Events { events }) } else { print(&events) };
     Ok(told?)
+}
+
+/// The containers of an event: a pod's have one share.
+fn names_of(event: &Event) -> impl Iterator<Item = &str> {
+    event.name.split(", ")
+}
+
+fn is_called(event: &Event, asked: &str) -> bool {
+    event.id == asked || event.name == asked || names_of(event).any(|name| name == asked)
 }
 
 /// A lease stands as it was `last`: what it granted at first is known from its first change.
@@ -201,4 +216,26 @@ fn print(events: &[Event]) -> io::Result<()> {
         table::line(&format!("{at}  {:<10}  {}: {}", event.what, event.name, event.text))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_name_is_one_containers_and_a_pods_share_has_several() {
+        let event = |id: &str, name: &str| Event {
+            at: 0,
+            what: "granted",
+            id: id.to_owned(),
+            name: name.to_owned(),
+            text: String::new(),
+        };
+        let shared = event("4f00", "team/pod/main, team/pod/sidecar");
+        for (asked, want) in
+            [("4f00", true), ("4f", false), ("team/pod/sidecar", true), ("team/pod", false), ("", false)]
+        {
+            assert_eq!(is_called(&shared, asked), want, "{asked:?}");
+        }
+    }
 }

@@ -131,7 +131,9 @@ impl Looker {
             table::line(&format!("{word}: {violation}"))?;
         }
         if !lock::is_held(&meter::lock_file(&self.state)) {
-            eprintln!(
+            // Whoever cannot be told it has his table all the same.
+            let _ = writeln!(
+                io::stderr(),
                 "gpushare: no meter runs: used memory is by the containers' own books, GPU time as it last was"
             );
         }

@@ -68,8 +68,17 @@ pub fn shown(json: &str) -> String {
 
 /// `text` with control characters written out, on which a terminal may act.
 pub fn escaped(text: &str) -> String {
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let shown = |c: char| match c.is_control() || is_unseen(c) {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
     text.chars().map(shown).collect()
+}
+
+/// Whether a character takes no room, breaks the line, or turns the direction of what follows (Unicode, annex
+/// 9): names with it would look like others.
+fn is_unseen(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// How long ago `since` was; `since` in seconds since 1970.
@@ -102,6 +111,17 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(quoted(cell), want);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_seen_in_a_name_is_written_out() {
+        for (text, want) in [
+            ("team/web ü", "team/web ü"),
+            ("a\nb\u{1b}[31m", "a\\nb\\u{1b}[31m"),
+            ("we\u{200b}b\u{202e}", "we\\u{200b}b\\u{202e}"),
+        ] {
+            assert_eq!(escaped(text), want);
         }
     }
 

@@ -125,6 +125,7 @@ pub fn print<'a>(
     deeds: &Deeds,
     names: &GpuNames,
     format: Format,
+    is_narrowed: bool,
 ) -> io::Result<()> {
     let mut sums = BTreeMap::<String, Sum>::new();
     leases.for_each(|(lease, used)| {
@@ -179,7 +180,10 @@ pub fn print<'a>(
                 }),
             )
         }
-        Format::Table if sums.is_empty() => table::line("no share was given yet"),
+        Format::Table if sums.is_empty() => table::line(match is_narrowed {
+            false => "no share was given yet",
+            true => "no share fits",
+        }),
         Format::Table => {
             let rows = sums.iter().map(|(key, sum)| {
                 [
