@@ -229,20 +229,37 @@ impl Allocation {
 
 /// Reserves `length` bytes of addresses, which read as zeros and take memory only when written.
 pub fn reserve(length: u64) -> Result<u64> {
-    reserve_where(length, 0)
+    reserve_at(0, length, 0)
 }
 
 /// Reserves like [`reserve`], below 4 GiB.
+#[cfg(target_arch = "x86_64")]
 pub fn reserve_low(length: u64) -> Result<u32> {
-    u32::try_from(reserve_where(length, libc::MAP_32BIT)?).map_err(|_| Code::OUT_OF_MEMORY)
+    u32::try_from(reserve_at(0, length, libc::MAP_32BIT)?).map_err(|_| Code::OUT_OF_MEMORY)
 }
 
-fn reserve_where(length: u64, place: i32) -> Result<u64> {
+/// Reserves like [`reserve`], below 4 GiB. The kernel looks for such a place only on x86-64: elsewhere the first
+/// one is taken where nothing is.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn reserve_low(length: u64) -> Result<u32> {
+    /// Above what programs without position-independent code take.
+    const FIRST: u64 = 256 << 20;
+    /// A multiple of every page size.
+    const STEP: usize = 64 << 10;
+    let end = u64::from(u32::MAX).checked_sub(length).ok_or(Code::OUT_OF_MEMORY)?;
+    let places = (FIRST..end).step_by(STEP);
+    let mut taken = places.filter_map(|place| reserve_at(place, length, libc::MAP_FIXED_NOREPLACE).ok());
+    u32::try_from(taken.next().ok_or(Code::OUT_OF_MEMORY)?).map_err(|_| Code::OUT_OF_MEMORY)
+}
+
+/// Reserves at `place`, or with 0 at an address of the kernel's choice.
+fn reserve_at(place: u64, length: u64, flags: i32) -> Result<u64> {
     let size = usize::try_from(length).map_err(|_| Code::OUT_OF_MEMORY)?;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | place;
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory of ours.
-    let address =
-        unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    let place = usize::try_from(place).map_err(|_| Code::OUT_OF_MEMORY)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
+    let place = std::ptr::with_exposed_provenance_mut(place);
+    // SAFETY: a new anonymous mapping that replaces none touches no memory of ours.
+    let address = unsafe { libc::mmap(place, size, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if address == libc::MAP_FAILED {
         Err(Code::OUT_OF_MEMORY)
     } else {
