@@ -44,7 +44,7 @@ while read -r folder name file <&3; do
 done 3<"$programs"
 run cargo test --no-fail-fast --doc --workspace --locked "${shims[@]}"
 
-# Engines and nodes wait for each other's daemons more than they compute: three test programs at once, the longest first, and
+# Engines and nodes wait for each other's daemons more than they compute: two test programs at once, the longest first, and
 # one test at a time in each. As root each has mounts of its own, since some tests count the mounts that they see. A
 # program's output comes in one piece, when it has ended.
 program() {
@@ -65,7 +65,7 @@ longest=(engines dialects attacks hook_only_attacks slurm admission meter images
 all=$(awk -v own="$own" '$1 == own { print $2 }' "$programs")
 others=$(grep -vxF "$(printf '%s\n' "${longest[@]}")" <<<"$all")
 [ -n "$all" ] || { echo "no test program was found" >&2; failed=1; }
-run xargs -P 3 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others)
+run xargs -P 2 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others)
 
 echo
 print() {
