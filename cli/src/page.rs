@@ -37,7 +37,7 @@ pub struct PointOfGpu {
 }
 
 /// The page. `hour` holds the last hour, oldest first.
-pub fn html(overview: &Overview, hour: &[Point]) -> String {
+pub fn html(overview: &Overview, hour: &[&Point]) -> String {
     let mut page = String::from(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>GPUs of this node</title>\n\
@@ -89,7 +89,7 @@ fn seconds(nanoseconds: u64) -> String {
     format!("{:.1} s", std::time::Duration::from_nanos(nanoseconds).as_secs_f64())
 }
 
-fn card(page: &mut String, gpu: &GpuView, overview: &Overview, hour: &[Point]) {
+fn card(page: &mut String, gpu: &GpuView, overview: &Overview, hour: &[&Point]) {
     let _ = writeln!(
         page,
         "<section class=\"gpu\">\n<h2>GPU {} <small>{}</small></h2>",
@@ -162,13 +162,13 @@ fn on<'a>(
     overview.shares.iter().enumerate().flat_map(parts).filter(|(_, _, part)| part.uuid == gpu.uuid).take(ROWS)
 }
 
-fn lines(page: &mut String, gpu: &GpuView, hour: &[Point]) {
+fn lines(page: &mut String, gpu: &GpuView, hour: &[&Point]) {
     let (Some(first), Some(last)) = (hour.first(), hour.last()) else { return };
     if last.at <= first.at {
         return;
     }
     let of = |value: fn(&PointOfGpu) -> Option<f64>| {
-        let point = |point: &Point| {
+        let point = |point: &&Point| {
             let value = point.gpus.iter().find(|point| point.uuid == gpu.uuid).and_then(value)?;
             let x = part_of(point.at - first.at, last.at - first.at) * 1000.0;
             Some(format!("{x:.0},{:.1}", 98.0 - value.clamp(0.0, 1.0) * 96.0))
@@ -243,8 +243,8 @@ fn refusals(page: &mut String, overview: &Overview) {
     }
     *page += "<section>\n<h2>Refused lately</h2>\n<ul class=\"refused\">\n";
     for refused in &overview.refusals {
-        let (id, reason) = (crate::container::short(&refused.id), text(&refused.reason));
-        let _ = writeln!(page, "<li><b>{}</b> {} ago: {reason}</li>", text(&id), age(refused.at));
+        let (name, reason) = (text(&refused.name), text(&refused.reason));
+        let _ = writeln!(page, "<li><b>{name}</b> {} ago: {reason}</li>", age(refused.at));
     }
     *page += "</ul>\n</section>\n";
 }
@@ -278,7 +278,7 @@ mod tests {
         let point = |at| Point { at, gpus: gpus() };
         let overview =
             Overview { gpus: vec![gpu], shares: vec![share], refusals: vec![refused], ..Overview::default() };
-        let page = html(&overview, &[point(0), point(3600)]);
+        let page = html(&overview, &[&point(0), &point(3600)]);
         assert!(!page.contains("<script>alert") && !page.contains('\u{1b}'), "{page}");
         assert!(
             page.matches("&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;\\u{1b}[2J").count() >= 6,

@@ -28,6 +28,7 @@ prometheus      /usr/bin/prometheus
 openssl         /usr/bin/openssl
 strace          /usr/bin/strace
 tmux            /usr/bin/tmux
+chromium        /usr/bin/chromium /usr/bin/google-chrome
 gcc             /usr/bin/cc
 libc6-dev       /usr/include/stdio.h
 binutils        /usr/bin/readelf

@@ -37,6 +37,8 @@ pub enum Need {
     Prometheus,
     /// tmux at its Debian path.
     Tmux,
+    /// Chromium or its like.
+    Chromium,
     /// Debian's own tools for packages; no machine of another distribution has them.
     Dpkg,
     /// rpmbuild, and what packs and unpacks beside it.
@@ -99,6 +101,7 @@ impl Need {
             Self::Curl => absent(&["/usr/bin/curl"], packages),
             Self::Prometheus => absent(&["/usr/bin/prometheus"], packages),
             Self::Tmux => absent(&[crate::terminal::TMUX], packages),
+            Self::Chromium => absent(BROWSERS, packages),
             Self::Dpkg => absent(&["/usr/bin/dpkg-deb"], "this machine is not of Debian's kind"),
             Self::Rpmbuild => ["/usr/bin/rpmbuild", "/usr/bin/cpio", "/usr/bin/python3"]
                 .into_iter()
@@ -144,4 +147,13 @@ pub fn met(needs: &[Need]) -> bool {
     // Nothing is lost when stderr is closed.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
     false
+}
+
+/// Where browsers of Chromium's kind are, of Debian and of Google.
+const BROWSERS: &[&str] = &["/usr/bin/chromium", "/usr/bin/google-chrome"];
+
+/// The browser of this machine.
+#[must_use]
+pub fn chromium() -> Option<&'static str> {
+    BROWSERS.iter().copied().find(|path| Path::new(path).exists())
 }

@@ -1,6 +1,7 @@
 //! A command of `gpushare` that runs in the foreground until it is ended, as a service manager runs it.
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -8,6 +9,16 @@ use std::time::Duration;
 use crate::artifacts;
 use crate::command::{self, eventually};
 use crate::scratch::Scratch;
+
+/// An address of this machine at which nobody listens.
+///
+/// # Panics
+/// When no port is free.
+#[must_use]
+pub fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("it has an address").to_string()
+}
 
 /// A running service; killed on drop.
 #[derive(Debug)]

@@ -183,7 +183,8 @@ fn spied(node: &SimulatedNode, capabilities: &Value) -> String {
             drop(lock);
             create.join().expect("no panic").expect("the share is granted");
         });
-        assert_eq!(answer(&bundle).status, 0);
+        let answer = answer(&bundle);
+        assert_eq!(answer.status, 0, "{}", answer.said);
     }
     let told = container.stdout();
     container.kill_init();

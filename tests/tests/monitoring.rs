@@ -17,15 +17,10 @@ use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
-use gpushare_tests::service::Service;
+use gpushare_tests::service::{Service, free_address};
 use serde_json::Value;
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox, Need::Curl, Need::Prometheus];
-
-fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("it has an address").to_string()
-}
 
 fn shipped(name: &str) -> PathBuf {
     artifacts::checkout().join("packaging/prometheus").join(name)

@@ -153,13 +153,7 @@ impl Known {
         self.looker.renew();
         self.looked = None;
         self.look();
-        let point = |gpu: &GpuView| {
-            let memory = page::part_of(gpu.used_bytes, gpu.memory_bytes.unwrap_or(0));
-            let busy = gpu.utilisation_percent.map(|percent| f64::from(percent) / 100.0);
-            PointOfGpu { uuid: gpu.uuid.clone(), memory, busy }
-        };
-        let well = self.overview.gpus.iter().filter(|gpu| gpu.fault.is_none());
-        self.hour.push_back(Point { at: self.overview.at, gpus: well.map(point).collect() });
+        self.hour.push_back(point(&self.overview));
         if self.hour.len() > POINTS {
             self.hour.pop_front();
         }
@@ -177,7 +171,12 @@ impl Known {
 
     fn page(&mut self) -> Bytes {
         self.look();
-        let made = || Bytes::from(page::html(&self.overview, self.hour.make_contiguous()));
+        let made = || {
+            // The lines end where the figures above them are.
+            let now = point(&self.overview);
+            let hour: Vec<&Point> = self.hour.iter().chain([&now]).collect();
+            Bytes::from(page::html(&self.overview, &hour))
+        };
         self.page.get_or_insert_with(made).clone()
     }
 
@@ -192,4 +191,15 @@ impl Known {
             _ => return None,
         })
     }
+}
+
+/// The GPUs in service at the moment of `overview`.
+fn point(overview: &Overview) -> Point {
+    let of = |gpu: &GpuView| {
+        let memory = page::part_of(gpu.used_bytes, gpu.memory_bytes.unwrap_or(0));
+        let busy = gpu.utilisation_percent.map(|percent| f64::from(percent) / 100.0);
+        PointOfGpu { uuid: gpu.uuid.clone(), memory, busy }
+    };
+    let well = overview.gpus.iter().filter(|gpu| gpu.fault.is_none());
+    Point { at: overview.at, gpus: well.map(of).collect() }
 }
