@@ -223,7 +223,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Doctor(asked) => return doctor::doctor(&asked),
         Command::Run(asked) => run::run(&asked)?,
         Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
-        Command::Completion { shell } => pages::completion(shell, Cli::command())?,
+        Command::Completion { shell } => pages::completion(shell, &Cli::command())?,
         Command::Pages { share } => pages::write(&share, Cli::command())?,
     }
     Ok(ExitCode::SUCCESS)

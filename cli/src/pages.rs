@@ -21,9 +21,9 @@ const COMPLETIONS: [(Shell, &str); 3] = [
 const SCHEMAS: &str = "gpushare/schemas";
 
 /// Prints a completion for `shell`.
-pub fn completion(shell: Shell, mut command: Command) -> io::Result<()> {
+pub fn completion(shell: Shell, command: &Command) -> io::Result<()> {
     let mut script = Vec::new();
-    generate(shell, &mut command, "gpushare", &mut script);
+    generate(shell, &mut offered(command), "gpushare", &mut script);
     io::Write::write_all(&mut io::stdout().lock(), &script)
 }
 
@@ -31,14 +31,14 @@ pub fn completion(shell: Shell, mut command: Command) -> io::Result<()> {
 ///
 /// # Errors
 /// When a file cannot be written.
-pub fn write(share: &Path, mut command: Command) -> Result<()> {
+pub fn write(share: &Path, command: Command) -> Result<()> {
     let folder = |below: &str| -> Result<_> {
         let folder = share.join(below);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(folder)
     };
     for (shell, below) in COMPLETIONS {
-        generate_to(shell, &mut command, "gpushare", folder(below)?)
+        generate_to(shell, &mut offered(&command), "gpushare", folder(below)?)
             .with_context(|| format!("cannot write the completion for {shell}"))?;
     }
     // Bash finds a completion by the command's name alone.
@@ -55,6 +55,15 @@ pub fn write(share: &Path, mut command: Command) -> Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// The command without those below it that help does not name either: the generators offer them all.
+fn offered(command: &Command) -> Command {
+    let named = command.get_subcommands().filter(|below| !below.is_hide_set()).cloned();
+    Command::new("gpushare")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(command.get_arguments().cloned())
+        .subcommands(named)
 }
 
 /// The command without `help` as a command, below which each other one would stand again.

@@ -222,8 +222,10 @@ fn manual_pages_and_completions_are_installed_and_taken_by_their_readers() {
         ("fish/vendor_completions.d/gpushare.fish", "complete -c gpushare"),
     ] {
         let text = fs::read_to_string(share.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(!text.contains("pages"), "{file} offers what help does not name");
         assert!(text.contains(word) && text.contains("history"), "{file}");
     }
+    assert!(!fs::read_to_string(&bash).expect("it is installed").contains("pages"));
     let printed = shown(run(Command::new(artifacts::cli()).args(["completion", "bash"])));
     assert_eq!(printed, fs::read_to_string(&bash).expect("it is installed"));
     // One page for each command that help names.
