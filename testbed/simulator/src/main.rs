@@ -27,6 +27,8 @@ struct Arguments {
 enum Command {
     /// Make a node in a folder; the last line printed is the path of its gpushare.toml
     Create(Box<Create>),
+    /// Remove a node, with gpushare's state of it; no container may hold a share any more
+    Remove(Remove),
     /// Ask the installed driver what GPUs it shows and what memory it gives
     Probe(Probe),
     /// Replace a GPU by another of the same kind, with another UUID
@@ -138,6 +140,13 @@ enum Pids {
     Host,
 }
 
+/// Which node to remove.
+#[derive(clap::Args)]
+struct Remove {
+    /// Folder of the node
+    dir: PathBuf,
+}
+
 /// Which GPU to change.
 #[derive(clap::Args)]
 struct Change {
@@ -174,6 +183,7 @@ struct Probe {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Create(create) => node::create(&create),
+        Command::Remove(it) => node::remove(&it.dir),
         Command::Probe(probe) => probe::run(&probe),
         Command::Replace(it) => change::replace(&it),
         Command::Exclude(it) => change::exclude(&it),

@@ -2,7 +2,7 @@
 //! gpushare to them.
 
 use std::fs::{self, Permissions};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -13,6 +13,8 @@ use gpushare_simulator::mig::Size;
 use gpushare_simulator::session::pid_namespace;
 use gpushare_simulator::state::{Gpu, State};
 use gpushare_simulator::{clock, model};
+use nix::errno::Errno;
+use nix::mount::umount;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::{Create, Device, Nvml, Pids, Rounding};
@@ -34,6 +36,9 @@ const LIBRARIES: &str = if cfg!(target_arch = "aarch64") {
 
 /// Entries that a node has in its folder.
 const ENTRIES: [&str; 5] = ["driver", "dev", "proc", "shared", "gpushare.toml"];
+
+/// What gpushare keeps of a node, in its folder.
+const OF_GPUSHARE: [&str; 3] = ["run", "history", "cache"];
 
 /// Makes the node, and prints its GPUs and the path of its settings. If that fails, nothing is left behind.
 pub fn create(create: &Create) -> Result<()> {
@@ -66,6 +71,39 @@ fn is_private(dir: &Path) -> Result<bool> {
     let folder = fs::metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
     let this_user = fs::metadata("/proc/self").context("cannot look at /proc/self")?.uid();
     Ok(folder.is_dir() && folder.uid() == this_user && folder.mode() & 0o022 == 0)
+}
+
+/// Removes the node, and what gpushare keeps of it as [`settings_text`] says. Other files stay, and the folder
+/// with them.
+pub fn remove(dir: &Path) -> Result<()> {
+    let dir = std::path::absolute(dir)?;
+    if let Some(missing) = ENTRIES.iter().find(|entry| dir.join(entry).symlink_metadata().is_err()) {
+        bail!("{} is no simulated node: it has no {missing}", dir.display());
+    }
+    // gpushare mounts it with the first share.
+    let limits = dir.join("run/limits");
+    match umount(&limits) {
+        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+        Err(Errno::EBUSY) => {
+            bail!("{} is in use: end the containers that hold a share (`gpushare ps`)", limits.display())
+        }
+        Err(error) => bail!("cannot unmount {}: {error}", limits.display()),
+    }
+    for path in ENTRIES.iter().chain(&OF_GPUSHARE).map(|entry| dir.join(entry)) {
+        let is_folder = path.symlink_metadata().is_ok_and(|entry| entry.is_dir());
+        match if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) } {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
+        }
+    }
+    match fs::remove_dir(&dir) {
+        Err(error) if error.kind() != ErrorKind::DirectoryNotEmpty => {
+            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn make(dir: &Path, create: &Create) -> Result<()> {

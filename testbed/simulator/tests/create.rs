@@ -57,6 +57,29 @@ fn a_folder_that_holds_a_node_is_refused() {
 }
 
 #[test]
+fn a_node_is_removed_whole_and_what_is_no_node_or_not_of_it_stays() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let call = |words: &[&str], dir: &Path| {
+        Command::new(program()).args(words).arg(dir).output().expect("the program runs")
+    };
+    let node = folder.path().join("node");
+    assert!(call(&["create", "--plain-nodes"], &node).status.success());
+    fs::create_dir_all(node.join("run/limits")).expect("a folder of gpushare's state");
+    let told = call(&["remove"], &node);
+    assert!(told.status.success() && !node.exists(), "{told:?}");
+
+    assert!(call(&["create", "--plain-nodes"], &node).status.success());
+    fs::write(node.join("mine"), "").expect("a file");
+    assert!(call(&["remove"], &node).status.success());
+    assert_eq!(fs::read_dir(&node).expect("the folder is there").count(), 1);
+    fs::create_dir_all(node.join("dev/mine")).expect("a folder");
+    let told = call(&["remove"], &node);
+    let errors = String::from_utf8_lossy(&told.stderr);
+    assert!(errors.contains("is no simulated node: it has no driver"), "{errors}");
+    assert!(!told.status.success() && node.join("dev/mine").exists());
+}
+
+#[test]
 fn a_create_that_fails_leaves_nothing_and_can_be_tried_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let create = |dir: &Path, more: &[&str]| {
