@@ -39,16 +39,10 @@ impl Machine {
 
     fn over(lower: &Path) -> Self {
         let machine = Self { scratch: Scratch::new("machine") };
-        let layer = machine.scratch.folder("layer");
         // The upper layer cannot lie in the lower one, so it is a file system of its own.
-        mount(Some("tmpfs"), &layer, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
-            .expect("a tmpfs can be mounted");
-        let (upper, work) = (machine.scratch.folder("layer/upper"), machine.scratch.folder("layer/work"));
-        let options =
-            format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        in_memory(&machine.scratch.folder("layer"));
         let root = machine.scratch.folder("root");
-        mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-            .expect("an overlay over a root can be mounted");
+        machine.overlay(lower, "layer", &root);
         for folder in ["/dev", "/proc", "/sys"] {
             machine.bind(Path::new(folder));
         }
@@ -75,6 +69,37 @@ impl Machine {
         fs::create_dir_all(&inside).expect("a folder can be made in an overlay");
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
         mount(Some(folder), &inside, None::<&str>, flags, None::<&str>).expect("a folder can be bound");
+    }
+
+    /// Shows the host's `folder` at the same path as a copy: what is written there stays here.
+    ///
+    /// # Panics
+    /// When it cannot be mounted there.
+    pub fn copy(&self, folder: &Path) {
+        let inside = self.path("").join(folder.strip_prefix("/").expect("an absolute path"));
+        fs::create_dir_all(&inside).expect("a folder can be made in an overlay");
+        self.overlay(folder, "layer/copy", &inside);
+    }
+
+    /// Empties the folder `inside`, which is made where it is missing, and keeps in memory what is written to
+    /// it.
+    ///
+    /// # Panics
+    /// When nothing can be mounted there.
+    pub fn empty(&self, inside: &str) {
+        let folder = self.path(inside);
+        fs::create_dir_all(&folder).expect("a folder can be made in an overlay");
+        in_memory(&folder);
+    }
+
+    /// Mounts at `target` what `lower` has, with changes in the folder `layer`.
+    fn overlay(&self, lower: &Path, layer: &str, target: &Path) {
+        let part = |name: &str| self.scratch.folder(&format!("{layer}/{name}"));
+        let (upper, work) = (part("upper"), part("work"));
+        let options =
+            format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
+            .expect("an overlay can be mounted");
     }
 
     /// A command inside, which installs without questions.
@@ -110,6 +135,12 @@ impl Default for Machine {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Mounts an empty file system in memory.
+fn in_memory(folder: &Path) {
+    mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
+        .expect("a tmpfs can be mounted");
 }
 
 /// All files and folders below `folder`, by their paths from there, in order.

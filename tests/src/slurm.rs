@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::artifacts::Installed;
+use crate::artifacts::{self, Installed};
 use crate::bundle::Bundle;
 use crate::command::{self, DEADLINE, Outcome, eventually};
 use crate::daemon::{Daemon, environment};
@@ -181,6 +181,22 @@ impl Slurm {
         sbatch.arg("--output").arg(&output).args(flags).arg(script);
         let outcome = command::run(&mut sbatch);
         Outcome { stdout: fs::read_to_string(output).unwrap_or_default(), ..outcome }
+    }
+
+    /// Types `lines` into root's shell on the machine, in the folder `at`, of which each must succeed.
+    ///
+    /// # Panics
+    /// When it does not end.
+    #[must_use]
+    pub fn type_in(&self, at: &Path, lines: &str) -> Outcome {
+        // A namespace of mounts is entered at its root.
+        let before = format!(
+            "cd '{}'; sudo() {{ \"$@\"; }}; gpushare() {{ GPUSHARE_CONFIG='{}' '{}' \"$@\"; }}",
+            at.display(),
+            self.place.config.display(),
+            artifacts::cli().display()
+        );
+        command::run(self.place.client("bash").arg("-ec").arg(format!("{before}\n{lines}")))
     }
 
     /// Year and month of its release.

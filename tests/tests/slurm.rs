@@ -1,18 +1,22 @@
 //! Real Slurm with gpushare as the runtime of its containers: what a step gets, what srun prints when it is
 //! refused, and when a share is released.
 
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gpushare_tests::artifacts::Installed;
+use gpushare_tests::artifacts::{Installed, checkout};
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::{self, alive, eventually};
 use gpushare_tests::leases::{Lease, cli, leases, sweep};
 use gpushare_tests::meter::listed;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
+use gpushare_tests::pages::pages;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::LowLevel;
+use gpushare_tests::scratch::Scratch;
 use gpushare_tests::slurm::{HOST, Sharing, Slurm, Step};
 use serde_json::{Value, json};
 
@@ -86,6 +90,39 @@ fn a_step_sees_a_gpu_of_the_size_that_its_bundle_or_its_user_asks() {
     assert!(!told.expect_success("srun without a request").stdout.contains("nvidia"));
     let told = command::run(&mut place.slurm.srun(&[], &annotated, &["sh", "-c", "exit 7"]));
     assert_eq!(told.status.code(), Some(7), "{told:?}");
+}
+
+#[test]
+#[ignore = "needs root and slurm: starts daemons"]
+fn what_the_pages_type_gives_a_step_its_share() {
+    if !met(NEEDS) || !met(&[Need::DriverLibraries]) {
+        return;
+    }
+    let place = Place::new();
+    let (bundle, folder) = (Bundle::with_probe(), Scratch::new("slurm-pages"));
+    let annotated = bundle.annotation("gpushare.io/memory", "4GiB");
+    annotated.write();
+    let of_bundle = annotated.path().display().to_string();
+    symlink(checkout().join("examples"), folder.path().join("examples")).expect("a link can be made");
+    let mut count = 0;
+    for page in pages() {
+        for block in page.blocks().iter().filter(|block| block.kind == "sh slurm") {
+            let lines =
+                block.text.replace("$PWD/bundle", &of_bundle).replace("=BUNDLE", &format!("={of_bundle}"));
+            let told = place.slurm.type_in(folder.path(), &lines).expect_success(&page.name());
+            let shown = || {
+                let outputs = fs::read_dir(folder.path()).into_iter().flatten().flatten();
+                let outputs = outputs.filter(|entry| entry.file_name().to_string_lossy().ends_with(".out"));
+                let texts = outputs.map(|entry| fs::read_to_string(entry.path()).unwrap_or_default());
+                told.stdout.matches("4096MiB").count() + texts.filter(|text| text.contains("4096MiB")).count()
+            };
+            let runs = lines.matches("nvidia-smi").count() + lines.matches("sbatch").count();
+            assert!(runs > 0 && eventually(SOON, || shown() == runs), "{}: {told:?}", page.name());
+            place.assert_given_back(&page.name());
+            count += 1;
+        }
+    }
+    assert_eq!(count, 2, "blocks of docs/slurm.md and examples/slurm");
 }
 
 #[test]
