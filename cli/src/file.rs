@@ -1,6 +1,7 @@
 //! Writes whole files of settings, the engines' and ours. It writes a temporary file beside the old
 //! one and renames it, so that the old text stands until the new one does.
 
+use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use gpushare_config::{DEFAULT_PATH, ENVIRONMENT};
 use nix::unistd::{Gid, Uid};
+use xattr::FileExt;
 
 /// The longest file that is read, in bytes; no engine's settings are longer.
 const LONGEST: u64 = 4 << 20;
@@ -169,15 +171,42 @@ fn write(path: &Path, text: &str, before: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Gives the new file the old one's mode and owner. A file without an old one may be read by everybody, as
-/// engines' settings may.
-fn dress(file: &File, like: &Path) -> io::Result<()> {
-    let Ok(old) = fs::metadata(like) else { return file.set_permissions(fs::Permissions::from_mode(0o644)) };
-    let new = file.metadata()?;
-    if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
-        nix::unistd::fchown(file, Some(Uid::from_raw(old.uid())), Some(Gid::from_raw(old.gid())))?;
+/// Gives the new file the old one's mode, owner and extended attributes, among which are access lists and labels. A
+/// file without an old one may be read by everybody, as engines' settings may.
+fn dress(file: &File, like: &Path) -> Result<()> {
+    let mode = |mode| file.set_permissions(fs::Permissions::from_mode(mode));
+    let Ok(old) = File::open(like) else { return Ok(mode(0o644)?) };
+    let (had, new) = (old.metadata()?, file.metadata()?);
+    if (new.uid(), new.gid()) != (had.uid(), had.gid()) {
+        nix::unistd::fchown(file, Some(Uid::from_raw(had.uid())), Some(Gid::from_raw(had.gid())))?;
     }
-    file.set_permissions(fs::Permissions::from_mode(old.mode() & 0o7777))
+    mode(had.mode() & 0o7777)?;
+    attributes(file, &old)
+}
+
+/// The access list of a file, which a new one also has from its folder.
+const ACCESS_LIST: &str = "system.posix_acl_access";
+/// Attributes that the kernel makes of a file's bytes.
+const OF_BYTES: [&str; 2] = ["security.evm", "security.ima"];
+
+/// Gives the new file the extended attributes of the old one, where files have any.
+fn attributes(file: &File, old: &File) -> Result<()> {
+    let list = |file: &File| match file.list_xattr() {
+        Err(error) if error.raw_os_error() == Some(nix::libc::ENOTSUP) => Ok(vec![]),
+        listed => listed.map(Iterator::collect::<Vec<OsString>>),
+    };
+    let kept = list(old)?;
+    if list(file)?.iter().any(|name| name == ACCESS_LIST) && !kept.iter().any(|name| name == ACCESS_LIST) {
+        file.remove_xattr(ACCESS_LIST)?;
+    }
+    for name in kept.iter().filter(|name| OF_BYTES.iter().all(|made| name != made)) {
+        let Some(value) = old.get_xattr(name)? else { continue };
+        if file.get_xattr(name)?.as_ref() != Some(&value) {
+            file.set_xattr(name, &value)
+                .with_context(|| format!("cannot keep its attribute {}", name.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn unchanged(path: &Path, before: Option<&str>) -> Result<()> {
@@ -213,6 +242,36 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_keeps_its_access_list_and_its_attributes_and_gets_none_of_its_folders() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, "old").unwrap();
+        // Version 2; then tag, rights and id of owner, user 1234, group, mask and others.
+        let list = |user: u32, entries: &[(u16, u16, u32)]| {
+            let entries =
+                entries.iter().map(|&(tag, rights, id)| (tag, rights, if tag == 2 { user } else { id }));
+            let bytes = entries.flat_map(|(tag, rights, id)| {
+                [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &id.to_le_bytes()].concat()
+            });
+            2_u32.to_le_bytes().into_iter().chain(bytes).collect::<Vec<u8>>()
+        };
+        let none = u32::MAX;
+        let entries = [(1, 6, none), (2, 4, none), (4, 0, none), (16, 4, none), (32, 0, none)];
+        if xattr::set(&path, "user.note", b"mine").is_err() {
+            // A file system without attributes has none to lose.
+            return;
+        }
+        xattr::set(&path, ACCESS_LIST, &list(1234, &entries)).unwrap();
+        xattr::set(folder.path(), "system.posix_acl_default", &list(4321, &entries)).unwrap();
+        apply(&[change(&path, Some("old"), Some("new"))]).unwrap();
+        assert_eq!(xattr::get(&path, "user.note").unwrap().as_deref(), Some(&b"mine"[..]));
+        assert_eq!(xattr::get(&path, ACCESS_LIST).unwrap(), Some(list(1234, &entries)));
+        xattr::remove(&path, ACCESS_LIST).unwrap();
+        apply(&[change(&path, Some("new"), Some("newer"))]).unwrap();
+        assert_eq!(xattr::get(&path, ACCESS_LIST).unwrap(), None, "the folder's list is not the file's");
     }
 
     #[test]
