@@ -110,11 +110,16 @@ impl ControlPlane {
     pub fn kubeconfig_of_agent(&self) -> PathBuf {
         let uid = self.get(&format!("/api/v1/nodes/{NODE}"))["metadata"]["uid"].clone();
         let node = json!({"kind": "Node", "apiVersion": "v1", "name": NODE, "uid": uid});
+        self.kubeconfig_of("gpushare-node", &node)
+    }
+
+    /// The same for a service account of the namespace `gpushare`, whose token is bound to an object; null is none.
+    pub fn kubeconfig_of(&self, account: &str, bound_to: &Value) -> PathBuf {
         let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": {"audiences": [self.address], "boundObjectRef": node}});
-        let path = "/api/v1/namespaces/gpushare/serviceaccounts/gpushare-node/token";
-        let token = self.post(path, &asked)["status"]["token"].as_str().expect("it is made").to_owned();
-        kubeconfig(&self.scratch, "agent", &self.address, &token)
+            "spec": {"audiences": [self.address], "boundObjectRef": bound_to}});
+        let path = format!("/api/v1/namespaces/gpushare/serviceaccounts/{account}/token");
+        let token = self.post(&path, &asked)["status"]["token"].as_str().expect("it is made").to_owned();
+        kubeconfig(&self.scratch, account, &self.address, &token)
     }
 
     /// The object at `path`.
@@ -227,9 +232,9 @@ impl ControlPlane {
         assert!(eventually(UP, answers), "{}", self.log("kube-apiserver"));
     }
 
-    /// Runs another kube-scheduler with this configuration, of which it gets the way to the API server.
-    pub fn add_scheduler(&mut self, folder: &Path, mut configuration: Value) {
-        configuration["clientConnection"] = json!({"kubeconfig": self.kubeconfig()});
+    /// Runs another kube-scheduler with this configuration, which finds the API server by `kubeconfig`.
+    pub fn add_scheduler(&mut self, folder: &Path, kubeconfig: &Path, mut configuration: Value) {
+        configuration["clientConnection"] = json!({"kubeconfig": kubeconfig});
         configuration["leaderElection"] = json!({"leaderElect": false});
         let path = self.scratch.file("scheduler.json", configuration.to_string());
         let [port, ..] = ports();

@@ -31,7 +31,12 @@ fn cluster(arguments: &[&str]) -> Option<(ControlPlane, Extender)> {
 
 /// Gives the cluster our extender, whose kube-scheduler is called `gpushare-scheduler`.
 pub fn extend(cluster: &mut ControlPlane, folder: &Path, arguments: &[&str]) -> Extender {
-    let extender = Extender::start(Path::new(PROGRAM), &cluster.kubeconfig(), arguments);
+    for file in ["extender/rbac.yaml", "extender/roles/roles.yaml"] {
+        crate::apply(cluster, file);
+    }
+    // Both have the rights of their pod and no others.
+    let kubeconfig = cluster.kubeconfig_of("gpushare-scheduler", &Value::Null);
+    let extender = Extender::start(Path::new(PROGRAM), &kubeconfig, arguments);
     extender.wait();
     let map = include_str!("../../manifests/extender/configuration.yaml");
     let map: Value = serde_saphyr::from_str(map).expect("it is YAML");
@@ -40,7 +45,7 @@ pub fn extend(cluster: &mut ControlPlane, folder: &Path, arguments: &[&str]) -> 
     configuration["extenders"][0]["urlPrefix"] = json!(format!("http://{}", extender.address()));
     configuration["podInitialBackoffSeconds"] = json!(1);
     configuration["podMaxBackoffSeconds"] = json!(2);
-    cluster.add_scheduler(folder, configuration);
+    cluster.add_scheduler(folder, &kubeconfig, configuration);
     extender
 }
 

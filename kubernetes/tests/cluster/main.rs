@@ -1,6 +1,7 @@
 //! `gpushare-kube node` under Kubernetes' own API server and scheduler, on a simulated node. `KUBE_BIN` names
 //! the folder of their programs; few machines have them.
 
+mod chart;
 mod control_plane;
 mod extender;
 mod real_node;
