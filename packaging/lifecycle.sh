@@ -32,21 +32,34 @@ may_go() {
     # MPS gives GPUs back a moment after the last share, if it is served.
     ! ls /run/gpushare/mps/*/compute-mode >/dev/null 2>&1 ||
         refuse "GPUs are still in MPS' compute mode: keep \`gpushare mps serve\` running for a moment, or say FORCE=1"
-    [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" ", or say FORCE=1"
+    [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" "$1/bin/gpushare-runtime" ", or say FORCE=1"
 }
 
-# unnamed GPUSHARE [ELSE]: refuses while an engine still names the runtime, or nobody can tell: it could start none of its
-# containers, nor stop those that it has. GPUSHARE is the program, ELSE what the refusal says at its end.
+# unnamed GPUSHARE RUNTIME [ELSE]: refuses while an engine still names the runtime, or nobody can tell: it could start none
+# of its containers, nor stop those that it has. GPUSHARE is the program, ELSE what the refusal says at its end. An engine
+# that names the runtime of another installation is left alone, and noted in $elsewhere.
 unnamed() {
     for engine in docker containerd crio podman; do
         told=$("$1" configure "$engine" --remove --dry-run --json) ||
-            refuse "cannot tell whether $engine still has the runtime (see above)${2-}"
-        case $told in
-        *'"changed": true'*)
-            refuse "$engine still has the runtime: run \`gpushare configure $engine --remove\` first${2-}"
-            ;;
-        esac
+            refuse "cannot tell whether $engine still has the runtime (see above)${3-}"
+        case $told in *'"changed": true'*) ;; *) continue ;; esac
+        # Paths in the lines that would go, as JSON has them. A link may lead here.
+        named=$(printf '%s\n' "$told" | grep -o '/[^"\\ ]*/gpushare-runtime') || named=$2
+        for path in $named; do
+            [ "$path" != "$2" ] && ! [ "${HOST-}$path" -ef "${HOST-}$2" ] ||
+                refuse "$engine still has the runtime: run \`gpushare configure $engine --remove\` first${3-}"
+        done
+        elsewhere=$engine
     done
+}
+
+# another PREFIX [ROOT]: whether the machine has a gpushare elsewhere, whose state, settings and history are the same.
+another() {
+    [ -z "${elsewhere-}" ] || return 0
+    for other in /usr /usr/local /opt/gpushare/current; do
+        [ "$other" = "$1" ] || [ ! -x "${2-}$other/bin/gpushare-runtime" ] || return 0
+    done
+    return 1
 }
 
 # alone FOLDER: waits until no other installer works below the folder, and keeps others waiting until this one ends.
@@ -90,11 +103,12 @@ after_install() {
         echo "gpushare: run \`gpushare sweep\`, which takes over the leases of the version before"
 }
 
-# forget_shares [ROOT]: what nobody needs without the programs. Engines would offer devices whose hook is gone.
+# forget_shares PREFIX [ROOT]: what nobody needs without the programs. Engines would offer devices whose hook is gone.
 forget_shares() {
-    umount -R "${1-}/run/gpushare/limits" 2>/dev/null || true
-    rm -rf "${1-}/run/gpushare" "${1-}/var/cache/gpushare" || true
-    forget_devices "${1-}"
+    ! another "$@" || return 0
+    umount -R "${2-}/run/gpushare/limits" 2>/dev/null || true
+    rm -rf "${2-}/run/gpushare" "${2-}/var/cache/gpushare" || true
+    forget_devices "${2-}"
 }
 
 # forget_devices [ROOT]: the CDI devices, which name the hook.
@@ -104,9 +118,9 @@ forget_devices() {
     done
 }
 
-# forget_all: settings and history too. A ledger that is there again belongs to another installation, which keeps them.
+# forget_all PREFIX: settings and history too. A ledger that is there again belongs to another installation, too.
 forget_all() {
-    if ls /run/gpushare/leases-* >/dev/null 2>&1; then
+    if another "$1" || ls /run/gpushare/leases-* >/dev/null 2>&1; then
         echo "gpushare: kept /etc/gpushare and /var/lib/gpushare: another gpushare works on this machine"
     else
         rm -rf /etc/gpushare /var/lib/gpushare

@@ -328,7 +328,7 @@ remove() {
     if [ -e "$top/current" ]; then
         tell_engine --remove
         # One that others have told.
-        unnamed gpushare
+        unnamed gpushare "$FOLDER/current/bin/gpushare-runtime"
     fi
     forget_devices "$HOST"
     waiting=
@@ -347,7 +347,7 @@ remove() {
     done
     SETTINGS=
     settings
-    forget_shares "$HOST"
+    forget_shares "$FOLDER/current" "$HOST"
     rm -f "$top/current"
     for name in $(builds); do
         drop "$name"

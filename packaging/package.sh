@@ -191,7 +191,7 @@ EOF
     script "case \$1 in install | upgrade) may_come $ledger ;; esac" >"$tree/DEBIAN/preinst"
     script 'if [ "$1" = configure ]; then after_install /usr "${2:+upgrade}"; fi' >"$tree/DEBIAN/postinst"
     script 'if [ "$1" = remove ]; then may_go /usr; stop_units /usr; fi' >"$tree/DEBIAN/prerm"
-    script 'case $1 in' 'remove) reload_units; forget_shares ;;' 'purge) forget_all ;;' 'esac' >"$tree/DEBIAN/postrm"
+    script 'case $1 in' 'remove) reload_units; forget_shares /usr ;;' 'purge) forget_all /usr ;;' 'esac' >"$tree/DEBIAN/postrm"
     chmod 755 "$tree"/DEBIAN/p*
     (cd "$tree" && find usr -type f -exec md5sum {} + | sort -k 2) >"$tree/DEBIAN/md5sums"
     dated "$tree"
@@ -239,7 +239,7 @@ EOF
         scriptlet post 'if [ "$1" -gt 1 ]; then after_install /usr upgrade; else after_install /usr new; fi'
         scriptlet preun 'if [ "$1" = 0 ]; then may_go /usr; stop_units /usr; fi'
         # There is no purge. The history is data, and stays as changed settings do.
-        scriptlet postun 'reload_units' 'if [ "$1" = 0 ]; then' 'forget_shares' 'if [ -e /var/lib/gpushare ]; then' \
+        scriptlet postun 'reload_units' 'if [ "$1" = 0 ]; then' 'forget_shares /usr' 'if [ -e /var/lib/gpushare ]; then' \
             'echo "gpushare: kept /var/lib/gpushare: what \`gpushare history\` tells"' 'fi' 'fi'
         echo '%files'
         # Folders of others stay theirs.

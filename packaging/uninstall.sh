@@ -30,7 +30,7 @@ gone() {
         rm -f "$file" "${file%/*}/.${file##*/}.new"
     done
 }
-if [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"; then
+if ! { [ -z "$destdir" ] && another "$prefix"; } && [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"; then
     rm -f "$settings"
 fi
 for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
@@ -54,10 +54,14 @@ rmdir "$destdir/etc/gpushare/gpushare.toml.d" "$destdir/etc/gpushare" "$root/lib
     "$root/share/man/man1" "$root/share/man" "$root/share/bash-completion/completions" "$root/share/bash-completion" \
     "$root/share/zsh/site-functions" "$root/share/zsh" "$root/share/fish/vendor_completions.d" "$root/share/fish" \
     2>/dev/null || true
-[ ! -e "$settings" ] || echo "kept $settings: it was changed"
+if [ -z "$destdir" ] && another "$prefix"; then
+    echo "kept settings, shares and history: another gpushare works on this machine"
+elif [ -e "$settings" ]; then
+    echo "kept $settings: it was changed"
+fi
 if [ -z "$destdir" ]; then
     reload_units
-    forget_shares
+    forget_shares "$prefix"
     [ ! -e /var/lib/gpushare ] || echo "kept /var/lib/gpushare: what \`gpushare history\` tells"
     echo "engines whose settings are elsewhere may still name the runtime \"gpushare\": take it out there"
 fi

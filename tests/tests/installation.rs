@@ -206,3 +206,48 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
+
+#[test]
+#[ignore = "needs root and the release build: installs it twice in a root of its own"]
+fn of_two_installations_one_goes_and_leaves_the_other_what_is_its() {
+    if !met(&[Need::Root, Need::Docker]) {
+        return;
+    }
+    private(|| {
+        let machine = Machine::new();
+        machine.bind(artifacts::checkout());
+        let script = |name: &str, prefix: &str| {
+            let script = artifacts::checkout().join("packaging").join(name);
+            machine.run(&[&*script.to_string_lossy(), "", prefix])
+        };
+        for prefix in ["/usr/local", "/opt/other"] {
+            let _ = script("install.sh", prefix).expect_success(prefix);
+        }
+        let other = |words: &[&str]| machine.run(&[&["/opt/other/bin/gpushare"], words].concat());
+        let _ = other(&["configure", "docker"]).expect_success("configure");
+        let state = machine.path("run/gpushare/mine");
+        fs::create_dir_all(&state).expect("a folder can be made in an overlay");
+        let private = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(machine.path("run/gpushare"), private).expect("it is private as gpushare's");
+        let settings = machine.path("etc/gpushare/gpushare.toml");
+
+        let told = script("uninstall.sh", "/usr/local").expect_success("nobody needs that one");
+        assert!(told.stdout.contains("another gpushare works on this machine"), "{told:?}");
+        assert!(!machine.path("usr/local/bin/gpushare").exists());
+        assert!(state.exists() && settings.exists(), "they are the other one's");
+
+        let refused = script("uninstall.sh", "/opt/other");
+        assert!(!refused.success() && refused.stderr.contains("docker still has the runtime"), "{refused:?}");
+        // By another name it is the same one.
+        symlink("other", machine.path("opt/link")).expect("a link can be made");
+        let daemon = machine.path("etc/docker/daemon.json");
+        let text = fs::read_to_string(&daemon).expect("configure has made it");
+        fs::write(&daemon, text.replace("/opt/other/", "/opt/link/")).expect("it can be written");
+        let refused = script("uninstall.sh", "/opt/other");
+        assert!(!refused.success() && refused.stderr.contains("docker still has the runtime"), "{refused:?}");
+
+        let _ = other(&["configure", "docker", "--remove"]).expect_success("configure --remove");
+        let _ = script("uninstall.sh", "/opt/other").expect_success("the last one goes");
+        assert!(!state.exists() && !settings.exists(), "nobody needs them any more");
+    });
+}

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use glob::{MatchOptions, Pattern};
 use toml::Table;
 
 use super::Engine;
@@ -185,49 +186,70 @@ fn values(path: &Path, text: &str) -> Result<Table> {
     toml_text::values(text).map_err(|mistake| anyhow::anyhow!("{}, {mistake}", path.display()))
 }
 
-/// An entry of containerd's `imports`: a file, or a pattern of files in one folder.
+/// An entry of containerd's `imports`: a file, or a pattern of files.
 #[derive(Clone, Debug)]
 pub struct Import {
-    folder: PathBuf,
-    pattern: String,
+    path: PathBuf,
 }
 
 /// The imports of a containerd file, by absolute path.
 pub fn imports(main: &Path) -> Result<Vec<Import>> {
     let Some(text) = file::read(main)? else { return Ok(vec![]) };
     let base = main.parent().unwrap_or(Path::new("/"));
-    let imports = containerd::imports(&values(main, &text)?).into_iter().map(|entry| {
-        let path = base.join(entry);
-        let pattern = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Import { folder: path.parent().unwrap_or(base).to_path_buf(), pattern }
-    });
-    Ok(imports.collect())
+    let imports = containerd::imports(&values(main, &text)?);
+    Ok(imports.into_iter().map(|entry| Import { path: base.join(entry) }).collect())
 }
 
+/// What Go's filepath.Glob matches, by which containerd reads patterns: nothing goes beyond a folder.
+const AS_GO: MatchOptions = MatchOptions {
+    case_sensitive: true,
+    require_literal_separator: true,
+    require_literal_leading_dot: false,
+};
+
 impl Import {
-    fn fits(&self, name: &str) -> bool {
-        match self.pattern.split_once('*') {
-            None => self.pattern == name,
-            Some((start, end)) => {
-                name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
-            }
+    /// The pattern in the words of another syntax; `None` where the entry is a path. containerd takes one with a
+    /// star alone for a pattern.
+    fn pattern(path: &Path) -> Option<String> {
+        let text = path.to_str().filter(|text| text.contains('*'))?;
+        // Go negates by `^` alone; no file's name depends on its `!`.
+        let mut text = text.replace("[!", "[").replace("[^", "[!");
+        // A second star means more there.
+        while text.contains("**") {
+            text = text.replace("**", "*");
         }
+        Some(text)
     }
 
     /// Whether the import leads to `file`.
     pub fn holds(&self, file: &Path) -> bool {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        file.parent() == Some(&self.folder) && self.fits(&name)
+        match Self::pattern(&self.path) {
+            None => self.path == file,
+            Some(pattern) => {
+                Pattern::new(&pattern).is_ok_and(|pattern| pattern.matches_path_with(file, AS_GO))
+            }
+        }
     }
 
     /// The files that are there, in containerd's order.
     pub fn files(&self) -> Vec<PathBuf> {
-        sorted(&self.folder, |name| self.fits(name))
+        found(&self.path).into_iter().filter(|path| path.is_file()).collect()
     }
 
+    /// Our own drop-in, where the import has room for it.
     fn drop_in(&self) -> Option<PathBuf> {
-        let name = format!("{DROP_IN}.toml");
-        (self.pattern.contains('*') && self.fits(&name)).then(|| self.folder.join(name))
+        let folders = found(self.path.parent()?);
+        let own = folders.into_iter().map(|folder| folder.join(format!("{DROP_IN}.toml")));
+        let is_pattern = Self::pattern(&self.path).is_some();
+        own.into_iter().find(|path| is_pattern && self.holds(path))
+    }
+}
+
+/// What a path or a pattern leads to, in the order of names. A path leads to itself, be there anything or not.
+fn found(path: &Path) -> Vec<PathBuf> {
+    match Import::pattern(path) {
+        None => vec![path.to_owned()],
+        Some(pattern) => glob::glob_with(&pattern, AS_GO).into_iter().flatten().flatten().collect(),
     }
 }
 
@@ -295,6 +317,20 @@ mod tests {
             (format!("{imports}version = 2\n"), vec![("a.toml", cri), ("b.conf", cri)], "conf.d/a.toml"),
             ("imports = [\"conf.d/cri.toml\"]\nversion = 2\n".to_owned(), vec![], "config.toml"),
             (format!("{imports}{cri}"), vec![("a.toml", "# BEGIN gpushare \"gpushare\"\n")], "conf.d/a.toml"),
+            ("imports = [\"*/?.toml\"]\nversion = 2\n".to_owned(), vec![("a.toml", cri)], "conf.d/a.toml"),
+            ("imports = [\"c*.d/*.toml\"]\nversion = 2\n".to_owned(), vec![], "conf.d/99-gpushare.toml"),
+            (
+                "imports = [\"*/[!b-z]*.toml\"]\nversion = 2\n".to_owned(),
+                vec![("b.toml", cri)],
+                "conf.d/b.toml",
+            ),
+            // A star alone makes a pattern, and `^` alone negates, as in Go.
+            (
+                "imports = [\"conf.d/[^a]*.toml\"]\nversion = 2\n".to_owned(),
+                vec![("a.toml", cri)],
+                "conf.d/99-gpushare.toml",
+            ),
+            ("imports = [\"conf.d/?.toml\"]\nversion = 2\n".to_owned(), vec![("a.toml", cri)], "config.toml"),
         ] {
             assert_eq!(target_in(&main, &imported), want, "{main:?} with {imported:?}");
         }
