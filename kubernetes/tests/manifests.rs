@@ -227,8 +227,8 @@ fn of_chart(arguments: &[&str], values: &str) -> Outcome {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart");
     let mut run = Command::new(helm());
     // helm would look for settings and plugins of whoever runs the test.
-    run.env("HOME", scratch.path()).args(arguments).arg(chart).arg("--values").arg(values);
-    command::run(run.args(["--namespace", "gpushare"]))
+    run.env("HOME", scratch.path()).args(["--namespace", "gpushare"]).args(arguments);
+    command::run(run.arg(chart).arg("--values").arg(values))
 }
 
 /// The objects that the chart makes with these values.
@@ -342,6 +342,106 @@ fn values_that_the_chart_does_not_have_are_refused() {
     ] {
         let outcome = of_chart(&["template", "gpushare"], values);
         assert!(!outcome.success() && outcome.stderr.contains(want), "{values}: {outcome:?}");
+    }
+}
+
+/// Texts that YAML, a template or a shell could read as something else.
+const ODD: [&str; 7] = ["123", "on", "null", "~", "a\nb: c", "{{ .Values.x }}", "\"'#: [{"];
+
+#[test]
+fn every_text_of_the_chart_is_bounded_or_comes_out_as_it_went_in() {
+    if !met(&[Need::Helm]) {
+        return;
+    }
+    let schema = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("chart/values.schema.json"));
+    let schema: Value = serde_json::from_str(&schema.expect("it can be read")).expect("it is JSON");
+    let mut free = Vec::new();
+    unbounded(&schema, "", &mut free);
+    free.sort();
+    let amounts = "/definitions/amounts/additionalProperties";
+    let annotations = "/properties/webhook/properties/annotations/additionalProperties";
+    let selectors = ["nodes", "extender", "runtimeClass", "webhook"].map(|part| {
+        let name = if part == "nodes" { "selector" } else { "nodeSelector" };
+        format!("/properties/{part}/properties/{name}/additionalProperties")
+    });
+    let toleration = "/properties/nodes/properties/tolerations/items/properties";
+    let mut known = vec![amounts.to_owned(), annotations.to_owned(), "/properties/settings".to_owned()];
+    known.extend(selectors);
+    known.extend(["key", "value"].map(|name| format!("{toleration}/{name}")));
+    known.sort();
+    assert_eq!(free, known, "others could become another object, or none");
+    for odd in ODD {
+        let values = json!({
+            "settings": odd,
+            "nodes": {"selector": {"a": odd}, "tolerations": [{"key": "a", "operator": "Equal", "value": odd}]},
+            "extender": {"enabled": true, "nodeSelector": {"a": odd}},
+            "runtimeClass": {"nodeSelector": {"a": odd}},
+            "webhook": {"enabled": true, "nodeSelector": {"a": odd}, "annotations": {"a": odd}},
+            "meter": {"resources": {"limits": {"a": odd}}},
+        });
+        let (plain, made) =
+            (made(&values.to_string().replace(&json!(odd).to_string(), "\"x\"")), made(&values.to_string()));
+        assert_eq!(names(&made), names(&plain), "{odd:?}");
+        let text = |objects: &[Value]| json!(objects).to_string();
+        let without = |text: String| text.replace(&hash(odd), "").replace(&hash("x"), "");
+        let put_back = text(&made).replace(&json!(odd).to_string(), "\"x\"");
+        assert_eq!(without(put_back), without(text(&plain)), "{odd:?}");
+    }
+}
+
+/// The SHA-256 of a text, by which the installer's pods know new settings.
+fn hash(text: &str) -> String {
+    let scratch = Scratch::new("hash");
+    let file = scratch.file("text", text);
+    let told = command::run(Command::new("sha256sum").arg(file)).expect_success("sha256sum").stdout;
+    told.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// The places below `schema` that take any text.
+fn unbounded(schema: &Value, path: &str, found: &mut Vec<String>) {
+    let takes_text = match &schema["type"] {
+        Value::String(kind) => kind == "string",
+        Value::Array(kinds) => kinds.contains(&json!("string")),
+        _ => false,
+    };
+    if takes_text && schema["pattern"].is_null() {
+        found.push(path.to_owned());
+    }
+    for (key, value) in schema.as_object().into_iter().flatten() {
+        unbounded(value, &format!("{path}/{key}"), found);
+    }
+}
+
+#[test]
+fn names_that_look_like_numbers_and_words_of_yaml_stay_names() {
+    if !met(&[Need::Helm]) {
+        return;
+    }
+    let values = |name: &str| {
+        json!({
+            "image": {"repository": name, "tag": name},
+            "imagePullSecrets": [{"name": name}],
+            "nodes": {"priorityClassName": name},
+            "extender": {"enabled": true, "kubeScheduler": name, "quota": format!("{name}/{name}"), "priorityClassName": name},
+            "webhook": {"enabled": true, "secret": name, "schedulerName": name, "priorityClassName": name, "caBundle": "1234"},
+        })
+    };
+    for name in ["123", "on", "null", "0x1f", "1e3", "1.5"] {
+        // The namespace of a quota has no dot.
+        let values = values(name).to_string().replace("1.5/", "15/");
+        for object in made(&values) {
+            assert_eq!(lost_of(&object), None, "{name}: {object}");
+        }
+        let told = of_chart(&["template", "gpushare", "--namespace", &name.replace('.', "")], &values);
+        for object in objects_of(told.expect_success(name).stdout.trim_start_matches("---\n")) {
+            assert_eq!(lost_of(&object), None, "{name}: {object}");
+        }
+    }
+    for (name, path) in
+        [("a\nb", "/webhook/secret"), ("-", "/extender/priorityClassName"), ("A", "/webhook/schedulerName")]
+    {
+        let told = of_chart(&["template", "gpushare"], &values(name).to_string());
+        assert!(!told.success() && told.stderr.contains(&format!("at '{path}'")), "{name:?}: {told:?}");
     }
 }
 

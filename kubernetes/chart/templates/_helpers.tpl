@@ -1,5 +1,5 @@
 {{- define "gpushare.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | toYaml }}
 {{- end }}
 
 {{/* The folder of the programs on a node. */}}
