@@ -148,16 +148,36 @@ fn replace(change: &FileChange) -> Result<()> {
         .with_context(|| format!("cannot save {}", folder.display()))
 }
 
+/// How the name of a new file begins and ends until it takes the old one's place.
+const TEMPORARY: (&str, &str) = (".gpushare-", ".tmp");
+/// Longer than any command needs one.
+const STALE: Duration = Duration::from_secs(60);
+
+/// Removes what a command left in `folder` that was killed while it wrote.
+fn forget_stale(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_ours =
+            name.to_str().is_some_and(|name| name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1));
+        let age = || entry.metadata().ok().filter(fs::Metadata::is_file)?.modified().ok()?.elapsed().ok();
+        if is_ours && age().is_some_and(|age| age > STALE) {
+            // Nobody needs it, and nobody is hindered by it.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 fn write(path: &Path, text: &str, before: Option<&str>) -> Result<()> {
     let named = || format!("cannot write {}", path.display());
     let folder = path.parent().unwrap_or(Path::new("/"));
     if before.is_none() {
         fs::create_dir_all(folder).with_context(named)?;
     }
+    forget_stale(folder);
     // A name that no engine's pattern of drop-ins matches.
     let mut file = tempfile::Builder::new()
-        .prefix(".gpushare-")
-        .suffix(".tmp")
+        .prefix(TEMPORARY.0)
+        .suffix(TEMPORARY.1)
         .tempfile_in(folder)
         .with_context(named)?;
     file.write_all(text.as_bytes()).with_context(named)?;
@@ -272,6 +292,22 @@ mod tests {
         xattr::remove(&path, ACCESS_LIST).unwrap();
         apply(&[change(&path, Some("new"), Some("newer"))]).unwrap();
         assert_eq!(xattr::get(&path, ACCESS_LIST).unwrap(), None, "the folder's list is not the file's");
+    }
+
+    #[test]
+    fn what_a_killed_command_left_goes_and_what_another_one_writes_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, stale, fresh, others] =
+            ["a", ".gpushare-x.tmp", ".gpushare-y.tmp", ".other-z.tmp"].map(|name| folder.path().join(name));
+        for file in [&path, &stale, &fresh, &others] {
+            fs::write(file, "old").unwrap();
+        }
+        let long_ago = std::time::SystemTime::now() - 2 * STALE;
+        for file in [&stale, &others] {
+            File::options().write(true).open(file).unwrap().set_modified(long_ago).unwrap();
+        }
+        apply(&[change(&path, Some("old"), Some("new"))]).unwrap();
+        assert_eq!([&stale, &fresh, &others].map(|file| file.exists()), [false, true, true]);
     }
 
     #[test]
