@@ -27,6 +27,7 @@ use anyhow::{Context, Result, bail, ensure};
 use schemars::JsonSchema;
 use serde::Serialize;
 use similar::TextDiff;
+use toml::{Table, Value};
 
 use crate::file::{self, FileChange};
 use crate::{Output, answer};
@@ -237,8 +238,14 @@ fn add(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<Planned>
             new.settings.unwrap_or_default()
         }
         Engine::Containerd => at(file, containerd::with(text_or(containerd::head(file)), file, runtime))?,
-        Engine::Crio => at(file, crio::with(text_or(crio::HEAD), others, runtime))?,
-        Engine::Podman => at(file, podman::with(text_or(podman::HEAD), others, runtime))?,
+        Engine::Crio => {
+            not_taken(others, &crio::entry(&runtime.name), runtime)?;
+            at(file, crio::with(text_or(crio::HEAD), others, runtime))?
+        }
+        Engine::Podman => {
+            not_taken(others, &podman::entry(&runtime.name), runtime)?;
+            at(file, podman::with(text_or(podman::HEAD), others, runtime))?
+        }
     };
     if runtime.default {
         let grants = environment::off(checker.engine)?;
@@ -250,6 +257,25 @@ fn add(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<Planned>
     // The engine's own file is written last: variables are off before the first image runs by default.
     changes.push(FileChange { path: file.clone(), before, after: Some(after) });
     Ok(Planned { changes, notes, checked: Some(checked.by) })
+}
+
+/// Refuses a name that is another program's in the settings which the engine reads before the file: the last one counts,
+/// so it would be lost.
+fn not_taken(others: &[Table], entry: &[String], runtime: &Runtime) -> Result<()> {
+    let is_ours = |path: &str| Path::new(path).file_name() == Path::new(&runtime.path).file_name();
+    let found = others.iter().rev().find_map(|values| toml_text::value(values, entry));
+    let paths: Vec<&str> = match found {
+        None => return Ok(()),
+        Some(Value::Array(paths)) => paths.iter().filter_map(Value::as_str).collect(),
+        Some(of_crio) => of_crio.get("runtime_path").and_then(Value::as_str).into_iter().collect(),
+    };
+    ensure!(
+        paths.iter().any(|path| is_ours(path)),
+        "the runtime {:?} is {} already, by a file that is read before: take it out there, or choose another name (--name)",
+        runtime.name,
+        paths.first().unwrap_or(&"another program")
+    );
+    Ok(())
 }
 
 fn not_put_back(engine: Engine, gone: &str) -> String {

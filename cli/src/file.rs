@@ -171,7 +171,10 @@ fn write(path: &Path, text: &str, before: Option<&str>) -> Result<()> {
     let named = || format!("cannot write {}", path.display());
     let folder = path.parent().unwrap_or(Path::new("/"));
     if before.is_none() {
-        fs::create_dir_all(folder).with_context(named)?;
+        let made = fs::create_dir_all(folder);
+        // The kernel says that there is something already.
+        ensure!(made.is_ok() || !folder.is_symlink(), "{} is a link that leads nowhere", folder.display());
+        made.with_context(named)?;
     }
     forget_stale(folder);
     // A name that no engine's pattern of drop-ins matches.

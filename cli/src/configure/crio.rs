@@ -13,7 +13,7 @@ pub const HEAD: &str = "# Made by `gpushare configure`; goes with the runtime.\n
 /// for it by itself.
 pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, Mistake> {
     let owned = owned(&runtime.name);
-    let handler = path(["crio", "runtime", "runtimes", &runtime.name]);
+    let handler = entry(&runtime.name);
     let values = toml_text::values_of_others(text, &runtime.name, &owned, &handler)?;
     let mut settings = vec![
         Setting::value(&handler, "runtime_path", quoted(&runtime.path)),
@@ -35,6 +35,11 @@ pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, M
         settings.push(Setting::value(&path(["crio", "runtime"]), "default_runtime", quoted(&runtime.name)));
     }
     toml_text::with(text, &runtime.name, &settings, &owned)
+}
+
+/// The key of a handler's table.
+pub fn entry(name: &str) -> Vec<String> {
+    path(["crio", "runtime", "runtimes", name])
 }
 
 /// What the entry of the default runtime says for `key`, else runc's, else crun's.

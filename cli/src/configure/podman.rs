@@ -17,7 +17,7 @@ const SUPPORT_JSON: [&str; 6] = ["crun", "runc", "kata", "runsc", "youki", "krun
 pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, Mistake> {
     let owned = owned(&runtime.name);
     let (engine, runtimes) = (path(["engine"]), path(["engine", "runtimes"]));
-    let entry = path(["engine", "runtimes", &runtime.name]);
+    let entry = entry(&runtime.name);
     let values = toml_text::values_of_others(text, &runtime.name, &owned, &entry)?;
     let mut settings = Vec::new();
     if runtime.default {
@@ -31,6 +31,11 @@ pub fn with(text: &str, others: &[Table], runtime: &Runtime) -> Result<String, M
     settings.push(Setting { table: engine, key: "runtime_supports_json".to_owned(), wanted });
     settings.push(Setting::value(&runtimes, &runtime.name, format!("[{}]", quoted(&runtime.path))));
     toml_text::with(text, &runtime.name, &settings, &owned)
+}
+
+/// The key of a runtime's programs.
+pub fn entry(name: &str) -> Vec<String> {
+    path(["engine", "runtimes", name])
 }
 
 /// The names for the list of runtimes that support JSON. podman looks a runtime up by its name, and one that

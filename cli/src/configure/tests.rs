@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use toml::Table;
 
-use super::{Engine, FileChange, Runtime, containerd, crio, docker, podman, toml_text, write};
+use super::{Engine, FileChange, Runtime, containerd, crio, docker, not_taken, podman, toml_text, write};
 
 const ENGINES: [Engine; 4] = [Engine::Docker, Engine::Containerd, Engine::Crio, Engine::Podman];
 
@@ -508,4 +508,34 @@ fn what_does_not_come_into_force_is_taken_back() {
     fs::write(changed, "old").unwrap();
     write(&changes, || Ok(())).unwrap();
     assert!(is_written());
+}
+
+#[test]
+fn a_name_that_another_file_gives_to_another_program_is_refused() {
+    let runtime = runtime(false);
+    for (entry, text, is_taken) in [
+        (podman::entry("gpushare"), "[engine.runtimes]\ngpushare = [\"/usr/bin/runc\"]\n", true),
+        (
+            podman::entry("gpushare"),
+            "engine = { runtimes = { gpushare = [\"/opt/x/gpushare-runtime\"] } }\n",
+            false,
+        ),
+        (podman::entry("gpushare"), "[engine.runtimes]\nother = [\"/usr/bin/runc\"]\n", false),
+        (
+            crio::entry("gpushare"),
+            "[crio.runtime.runtimes.gpushare]\nruntime_path = \"/usr/bin/runc\"\n",
+            true,
+        ),
+        (
+            crio::entry("gpushare"),
+            "[crio.runtime.runtimes.gpushare]\nruntime_path = \"/x/gpushare-runtime\"\n",
+            false,
+        ),
+        (crio::entry("gpushare"), "[crio.runtime.runtimes.gpushare]\nruntime_type = \"oci\"\n", true),
+    ] {
+        let others: Table = toml::from_str(text).unwrap();
+        let refused = not_taken(&[others], &entry, &runtime).err().map(|error| error.to_string());
+        assert_eq!(refused.is_some(), is_taken, "{text}: {refused:?}");
+        assert!(refused.is_none_or(|told| told.contains("choose another name (--name)")));
+    }
 }
