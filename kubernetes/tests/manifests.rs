@@ -446,6 +446,35 @@ fn names_that_look_like_numbers_and_words_of_yaml_stay_names() {
 }
 
 #[test]
+fn in_a_namespace_of_another_name_nothing_looks_for_the_usual_one() {
+    if !met(&[Need::Helm]) {
+        return;
+    }
+    let values = "extender: {enabled: true}\nwebhook: {enabled: true, annotations: {a: b}}";
+    let told = of_chart(&["template", "gpushare", "--namespace", "other"], values).expect_success(values);
+    let all = objects_of(told.stdout.trim_start_matches("---\n"));
+    let mut told_where = 0;
+    for object in &all {
+        let place = &object["metadata"]["namespace"];
+        assert!(["other", "kube-system"].map(Value::from).contains(place) || place.is_null(), "{object}");
+        let containers = object["spec"]["template"]["spec"]["containers"].as_array();
+        for command in containers.into_iter().flatten().map(|container| container["command"].to_string()) {
+            let keeps_maps = ["\"node\"", "\"scheduler\""].iter().any(|verb| command.contains(verb));
+            let is_ours = command.contains("/gpushare-kube\"");
+            if is_ours && keeps_maps {
+                assert!(command.contains("--namespace=other"), "{command}");
+                told_where += 1;
+            }
+        }
+        let text = object.to_string();
+        for usual in ["namespace\":\"gpushare", "serviceaccount:gpushare:", "resourceNamespace: gpushare"] {
+            assert!(!text.contains(usual), "{usual}: {object}");
+        }
+    }
+    assert_eq!(told_where, 2, "agent and extender");
+}
+
+#[test]
 fn the_chart_has_the_version_of_the_programs() {
     let chart = &objects(&Path::new(env!("CARGO_MANIFEST_DIR")).join("chart/Chart.yaml"))[0];
     for key in ["version", "appVersion"] {
