@@ -80,6 +80,9 @@ pub fn remove(dir: &Path) -> Result<()> {
     if let Some(missing) = ENTRIES.iter().find(|entry| dir.join(entry).symlink_metadata().is_err()) {
         bail!("{} is no simulated node: it has no {missing}", dir.display());
     }
+    if !is_private(&dir)? {
+        bail!("{} is somebody else's folder, or others may write there: remove it by hand", dir.display());
+    }
     // gpushare mounts it with the first share.
     let limits = dir.join("run/limits");
     match umount(&limits) {

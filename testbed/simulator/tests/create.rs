@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -72,6 +73,15 @@ fn a_node_is_removed_whole_and_what_is_no_node_or_not_of_it_stays() {
     fs::write(node.join("mine"), "").expect("a file");
     assert!(call(&["remove"], &node).status.success());
     assert_eq!(fs::read_dir(&node).expect("the folder is there").count(), 1);
+    let theirs = folder.path().join("theirs");
+    assert!(call(&["create", "--plain-nodes"], &theirs).status.success());
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o777)).expect("the mode can be set");
+    let told = call(&["remove"], &theirs);
+    assert!(
+        !told.status.success() && theirs.join("driver").exists(),
+        "others could put links there: {told:?}"
+    );
+
     fs::create_dir_all(node.join("dev/mine")).expect("a folder");
     let told = call(&["remove"], &node);
     let errors = String::from_utf8_lossy(&told.stderr);
