@@ -25,7 +25,7 @@ use crate::node::GpuNames;
 use crate::table::{age, span};
 use crate::{node, table};
 
-/// How many of the last refusals are shown one by one where no time is named.
+/// How many of the last refusals a table shows one by one where no time is named.
 const REFUSALS: usize = 100;
 
 /// What to tell, and how.
@@ -159,16 +159,21 @@ pub fn history(asked: &History) -> Result<()> {
         let all = past.chain(living.iter().map(|(lease, used)| (lease, *used)));
         return Ok(sums::print(by, all, &state.deeds(), &names, format, asked.is_narrowed())?);
     }
-    if asked.since.is_none() {
-        refusals.truncate(REFUSALS);
-    }
+    // A container that starts again and again is refused each time, and would hide the shares.
+    let shown = if asked.since.is_none() { REFUSALS.min(refusals.len()) } else { refusals.len() };
     match format {
         Format::Json => Ok(answer::print(Past {
             shares: past.iter().map(entry).collect(),
             refusals: refusals.iter().map(refusal).collect(),
         })?),
         Format::Csv => Ok(csv(&past, &refusals)?),
-        Format::Table => Ok(print(&past, &refusals, &names, asked.is_narrowed())?),
+        Format::Table => {
+            print(&past, &refusals[..shown], &names, asked.is_narrowed())?;
+            Ok(match refusals.len() - shown {
+                0 => {}
+                more => table::line(&format!("{more} earlier refusals are left out: --since shows them"))?,
+            })
+        }
     }
 }
 

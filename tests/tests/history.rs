@@ -94,3 +94,30 @@ fn what_a_share_cost_outlives_the_boot() {
     drop(runtime.run(&bundle));
     assert_eq!(told(node.config(), &["history", "--json"])["shares"][0]["name"], "trainer");
 }
+
+#[test]
+#[ignore = "needs root and runc: has a container refused"]
+fn a_table_says_how_many_refusals_it_leaves_out_and_a_script_gets_all() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let _ = runtime.create(&Bundle::small().env("GPUSHARE_MEMORY", "900GiB")).expect_err("too much");
+    let files = ["run", "history"].map(|folder| node.root().join(folder).join("refusals"));
+    let file = files.iter().find(|file| file.is_file()).expect("the refusal is noted");
+    let line = fs::read_to_string(file).expect("it can be read");
+    fs::write(file, line.repeat(150)).expect("it can be written");
+    let table =
+        |more: &[&str]| cli(node.config(), &[&["history"], more].concat()).expect_success("history").stdout;
+    let refused = |table: &str| table.lines().filter(|line| line.contains("refused: ")).count();
+    let cut = table(&[]);
+    assert_eq!(refused(&cut), 100, "{cut}");
+    assert!(cut.ends_with("50 earlier refusals are left out: --since shows them\n"), "{cut}");
+    let all = table(&["--since", "1h"]);
+    assert_eq!((refused(&all), all.contains("left out")), (150, false));
+    for format in ["json", "csv"] {
+        let told = table(&["--format", format]);
+        assert_eq!(told.matches("900 GiB requested").count(), 150, "{format}");
+    }
+}
