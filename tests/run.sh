@@ -38,34 +38,36 @@ if [ "$(grep -c '^  Executable ' "$log")" -ne "$(wc -l <"$programs")" ]; then
 fi
 own=$(pwd)/tests
 
-# Tests beside the code, as cargo runs them.
-while read -r folder name file <&3; do
-    [ "$folder" = "$own" ] || run env -C "$folder" "$file" "${everything[@]}" </dev/null
-done 3<"$programs"
 run cargo test --no-fail-fast --doc --workspace --locked "${shims[@]}"
 
-# Engines and nodes wait for each other's daemons more than they compute: two test programs at once, the longest first, and
-# one test at a time in each. As root each has mounts of its own, since some tests count the mounts that they see. A
-# program's output comes in one piece, when it has ended.
+# Most programs wait for daemons, nodes and each other more than they compute: two at once, the longest first. Scenarios run
+# one test at a time, and as root with mounts of their own, since some count the mounts that they see; tests beside the code
+# run as cargo runs them. A program's output comes in one piece, when it has ended.
 program() {
-    local name=$1 own_mounts=() start=$SECONDS
-    [ "$(id -u)" -ne 0 ] || own_mounts=(unshare --mount)
-    local file
-    file=$(awk -v own="$OWN" -v name="$name" '$1 == own && $2 == name { print $3 }' "$PROGRAMS")
-    # shellcheck disable=SC2086
-    (cd "$OWN" && "${own_mounts[@]}" "$file" $EVERYTHING --test-threads=1 --nocapture) >"$LOGS/$name" 2>&1
+    local file=$1 folder name start=$SECONDS
+    read -r folder name _ < <(grep -F " $file" "$PROGRAMS")
+    local how=("$file" $EVERYTHING)
+    if [ "$folder" = "$OWN" ]; then
+        how+=(--test-threads=1 --nocapture)
+        [ "$(id -u)" -ne 0 ] || how=(unshare --mount "${how[@]}")
+    fi
+    (cd "$folder" && echo "== $folder: $name" && "${how[@]}") >"$LOGS/${file##*/}" 2>&1 </dev/null
     local status=$?
     echo "$((SECONDS - start)) s  $name" >>"$TIMES"
-    flock "$LOGS" cat "$LOGS/$name"
+    flock "$LOGS" cat "$LOGS/${file##*/}"
     return "$status"
 }
 export -f program
 export LOGS=$logs EVERYTHING="${everything[*]}" OWN=$own PROGRAMS=$programs TIMES=$times
-longest=(engines dialects attacks hook_only_attacks slurm admission meter images upgrade configure giving_back)
-all=$(awk -v own="$own" '$1 == own { print $2 }' "$programs")
-others=$(grep -vxF "$(printf '%s\n' "${longest[@]}")" <<<"$all")
-[ -n "$all" ] || { echo "no test program was found" >&2; failed=1; }
-run xargs -P 2 -I{} bash -c 'program "$1"' _ {} < <(printf '%s\n' "${longest[@]}" $others)
+longest=(engines dialects attacks hook_only_attacks cluster_install node packages configure slurm admission meter images
+    upgrade giving_back walkthrough)
+ordered() {
+    local name
+    for name in "${longest[@]}"; do awk -v name="$name" '$2 == name { print $3 }' "$programs"; done
+    awk -v names=" ${longest[*]} " '!index(names, " " $2 " ") { print $3 }' "$programs"
+}
+[ -s "$programs" ] || { echo "no test program was found" >&2; failed=1; }
+run xargs -P 2 -I{} bash -c 'program "$1"' _ {} < <(ordered)
 
 echo
 print() {
