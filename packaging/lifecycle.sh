@@ -35,9 +35,9 @@ may_go() {
     [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" "$1/bin/gpushare-runtime" ", or say FORCE=1"
 }
 
-# unnamed GPUSHARE RUNTIME [ELSE]: refuses while an engine still names the runtime, or nobody can tell: it could start none
-# of its containers, nor stop those that it has. GPUSHARE is the program, ELSE what the refusal says at its end. An engine
-# that names the runtime of another installation is left alone, and noted in $elsewhere.
+# unnamed GPUSHARE RUNTIME [ELSE]: refuses while an engine still names the runtime, or nobody can tell: it could start
+# none of its containers, nor stop those that it has. GPUSHARE is the program, ELSE what the refusal says at its end. An
+# engine that names the runtime of another installation is left alone, and noted in $elsewhere.
 unnamed() {
     for engine in docker containerd crio podman; do
         told=$("$1" configure "$engine" --remove --dry-run --json) ||

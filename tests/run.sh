@@ -40,9 +40,9 @@ own=$(pwd)/tests
 
 run cargo test --no-fail-fast --doc --workspace --locked "${shims[@]}"
 
-# Most programs wait for daemons, nodes and each other more than they compute: two at once, the longest first. Scenarios run
-# one test at a time, and as root with mounts of their own, since some count the mounts that they see; tests beside the code
-# run as cargo runs them. A program's output comes in one piece, when it has ended.
+# Most programs wait for daemons, nodes and each other more than they compute: two at once, the longest first. Scenarios
+# run one test at a time, and as root with mounts of their own, since some count the mounts that they see; tests beside
+# the code run as cargo runs them. A program's output comes in one piece, when it has ended.
 program() {
     local file=$1 folder name start=$SECONDS
     read -r folder name _ < <(grep -F " $file" "$PROGRAMS")

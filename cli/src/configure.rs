@@ -259,8 +259,8 @@ fn add(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<Planned>
     Ok(Planned { changes, notes, checked: Some(checked.by) })
 }
 
-/// Refuses a name that is another program's in the settings which the engine reads before the file: the last one counts,
-/// so it would be lost.
+/// Refuses a name that is another program's in the settings which the engine reads before the file: the last
+/// one counts, so it would be lost.
 fn not_taken(others: &[Table], entry: &[String], runtime: &Runtime) -> Result<()> {
     let is_ours = |path: &str| Path::new(path).file_name() == Path::new(&runtime.path).file_name();
     let found = others.iter().rev().find_map(|values| toml_text::value(values, entry));
@@ -271,7 +271,8 @@ fn not_taken(others: &[Table], entry: &[String], runtime: &Runtime) -> Result<()
     };
     ensure!(
         paths.iter().any(|path| is_ours(path)),
-        "the runtime {:?} is {} already, by a file that is read before: take it out there, or choose another name (--name)",
+        "the runtime {:?} is {} already, by a file that is read before: take it out there, or choose another name \
+         (--name)",
         runtime.name,
         paths.first().unwrap_or(&"another program")
     );

@@ -422,8 +422,12 @@ fn names_that_look_like_numbers_and_words_of_yaml_stay_names() {
             "image": {"repository": name, "tag": name},
             "imagePullSecrets": [{"name": name}],
             "nodes": {"priorityClassName": name},
-            "extender": {"enabled": true, "kubeScheduler": name, "quota": format!("{name}/{name}"), "priorityClassName": name},
-            "webhook": {"enabled": true, "secret": name, "schedulerName": name, "priorityClassName": name, "caBundle": "1234"},
+            "extender": {
+                "enabled": true, "kubeScheduler": name, "quota": format!("{name}/{name}"), "priorityClassName": name,
+            },
+            "webhook": {
+                "enabled": true, "secret": name, "schedulerName": name, "priorityClassName": name, "caBundle": "1234",
+            },
         })
     };
     for name in ["123", "on", "null", "0x1f", "1e3", "1.5"] {

@@ -18,11 +18,14 @@ use crate::{artifacts, image, node};
 const SETTINGS: &str = "etc/gpushare/gpushare.toml.d/0-simulated.toml";
 /// Where engines keep what a machine of its own begins without.
 const OF_ENGINES: [&str; 4] = ["run", "var/lib/containerd", "var/lib/containers", "var/lib/docker"];
+/// The images of engines, below the machine's root.
+const IMAGES: &str = "root/image.tar";
 /// podman without a network, systemd and layers.
 const PODMAN: [(&str, &str); 2] = [
     (
         "containers.conf",
-        "[containers]\nnetns = \"none\"\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1000:1000\"]\n[engine]\ncgroup_manager = \"cgroupfs\"\nruntime = \"runc\"\nevents_logger = \"file\"\n",
+        "[containers]\nnetns = \"none\"\ndefault_ulimits = [\"nofile=1024:1024\", \"nproc=1000:1000\"]\n\
+         [engine]\ncgroup_manager = \"cgroupfs\"\nruntime = \"runc\"\nevents_logger = \"file\"\n",
     ),
     (
         "storage.conf",
@@ -59,9 +62,7 @@ impl Workplace {
             fs::write(machine.path("etc/containers").join(name), text).expect("and a file");
         }
         let place = Self::start(machine, artifacts::checkout());
-        for words in [&["load", "--input", "/root/image.tar"][..], &["tag", image::IMAGE, "ubuntu"]] {
-            let _ = place.run(&[&["podman"], words].concat()).expect_success("podman");
-        }
+        place.load_images("podman");
         place
     }
 
@@ -89,17 +90,21 @@ impl Workplace {
             let _ = fs::copy(stand_ins.join(name), folder.join(name)).expect("a program can be copied in");
         }
         let scratch = Scratch::new("image");
-        let _ = fs::copy(image::archive(&scratch), machine.path("root/image.tar"))
-            .expect("a file can be copied in");
+        let _ = fs::copy(image::archive(&scratch), machine.path(IMAGES)).expect("a file can be copied in");
         // Ports and abstract sockets of a reader's programs are nobody else's.
         unshare(CloneFlags::CLONE_NEWNET).expect("root can make a network");
         let _ = command::run(Command::new("ip").args(["link", "set", "lo", "up"])).expect_success("ip link");
         let place = Self { machine, folder: folder.to_owned() };
         let _ = place.run(&["systemctl", "start", "docker"]).expect_success("docker starts");
-        for words in [&["load", "--input", "/root/image.tar"][..], &["tag", image::IMAGE, "ubuntu"]] {
-            let _ = place.run(&[&["docker"], words].concat()).expect_success("docker");
-        }
+        place.load_images("docker");
         place
+    }
+
+    fn load_images(&self, engine: &str) {
+        let archive = format!("/{IMAGES}");
+        for words in [&["load", "--input", &archive][..], &["tag", image::IMAGE, "ubuntu"]] {
+            let _ = self.run(&[&[engine], words].concat()).expect_success(engine);
+        }
     }
 
     /// The machine below it.
