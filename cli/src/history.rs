@@ -169,10 +169,11 @@ pub fn history(asked: &History) -> Result<()> {
         Format::Csv => Ok(csv(&past, &refusals)?),
         Format::Table => {
             print(&past, &refusals[..shown], &names, asked.is_narrowed())?;
-            Ok(match refusals.len() - shown {
-                0 => {}
-                more => table::line(&format!("{more} earlier refusals are left out: --since shows them"))?,
-            })
+            let more = refusals.len() - shown;
+            if more > 0 {
+                table::line(&format!("{more} earlier refusals are left out: --since shows them"))?;
+            }
+            Ok(())
         }
     }
 }
