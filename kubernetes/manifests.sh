@@ -15,7 +15,7 @@ made() {
     mkdir -p "$(dirname "$top/$2")"
     printf '%s\n' "$1" | "$helm" template gpushare "$here/chart" --namespace gpushare --values - \
         ${3:+--show-only "templates/$3"} >"$top/$2.made"
-    sed -i -e '/^# Source: /d' -e '/^$/d' -e '1 { /^---$/d }' "$top/$2.made"
+    sed -i -e '/^# Source: /d' -e '/helm.sh\/resource-policy/d' -e '/^$/d' -e '1 { /^---$/d }' "$top/$2.made"
     mv -f "$top/$2.made" "$top/$2"
 }
 

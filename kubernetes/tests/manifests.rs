@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gpushare_tests::artifacts::{helm, kubectl};
+use gpushare_tests::artifacts::{cli, helm, kubectl};
 use gpushare_tests::command::{self, Outcome};
 use gpushare_tests::machine::entries;
 use gpushare_tests::needs::{Need, met};
@@ -289,7 +289,8 @@ fn the_chart_makes_objects_of_the_api_with_other_values_too() {
         ),
         ("installer: {enabled: false}\nmeter: {enabled: false}", vec![agent], vec![installer, meter]),
         (
-            "agent: {enabled: false}\nmeter: {listen: \"0.0.0.0:9836\"}\nruntimeClass: {nodeSelector: {gpu: \"yes\"}}",
+            "agent: {enabled: false}\nmeter: {listen: \"0.0.0.0:9836\", tokenSecret: figures}\n\
+             runtimeClass: {nodeSelector: {gpu: \"yes\"}}",
             vec![installer, meter, class],
             vec![agent, "ServiceAccount gpushare-node", "DeviceClass gpu.gpushare.io"],
         ),
@@ -339,9 +340,74 @@ fn values_that_the_chart_does_not_have_are_refused() {
         ("installer: {folder: /opt}", "at '/installer/folder'"),
         ("nodes: {selector: null}", "missing property 'selector'"),
         ("webhook: {replicas: 0}", "at '/webhook/replicas'"),
+        // helm would write 1e+06.
+        ("webhook: {replicas: 1000000}", "at '/webhook/replicas': maximum"),
+        ("installer: {maxUnavailable: 1000000}", "at '/installer/maxUnavailable': maximum"),
+        ("installer: {folder: /opt/..}", "at '/installer/folder'"),
+        ("nodes: {programs: /usr/./bin}", "at '/nodes/programs'"),
+        ("engine: {defaultShare: 0%}", "at '/engine/defaultShare'"),
+        ("engine: {defaultShare: 101%}", "at '/engine/defaultShare'"),
+        ("image: {repository: \"gpushare:1\"}", "at '/image/repository'"),
+        ("image: {repository: a//b}", "at '/image/repository'"),
+        ("image: {tag: 1.10}", "at '/image/tag': got number, want string"),
+        ("extender: {kubeScheduler: \"a:b:c\"}", "at '/extender/kubeScheduler'"),
+        ("agent: null", "missing property 'agent'"),
+        // YAML would read another number.
+        ("meter: {listen: \"127.0.0.1:0080\"}", "at '/meter/listen'"),
+        ("meter: {listen: \"127.0.0.1:65536\"}", "at '/meter/listen'"),
+        ("meter: {listen: \"127.0.0.1.test:80\"}", "at '/meter/listen'"),
     ] {
         let outcome = of_chart(&["template", "gpushare"], values);
         assert!(!outcome.success() && outcome.stderr.contains(want), "{values}: {outcome:?}");
+    }
+}
+
+/// Addresses, and whether others than the meter's own pod reach them.
+const LISTENS: [(&str, bool); 8] = [
+    ("127.0.0.1:9836", false),
+    ("127.9.9.9:9836", false),
+    ("localhost:9836", false),
+    ("[::1]:9836", false),
+    ("0.0.0.0:9836", true),
+    ("[::]:9836", true),
+    ("[::ffff:127.0.0.1]:9836", true),
+    ("10.0.0.7:65535", true),
+];
+
+#[test]
+#[ignore = "needs the release build: runs it"]
+fn the_meter_refuses_to_be_reached_by_others_without_a_token() {
+    let scratch = Scratch::new("meter");
+    let config = scratch.file("gpushare.toml", "");
+    for (address, _) in LISTENS.iter().filter(|(_, is_others)| *is_others) {
+        let mut meter = Command::new(cli());
+        let told = command::run(meter.args(["meter", "--listen", address]).env("GPUSHARE_CONFIG", &config));
+        assert!(!told.success() && told.stderr.contains("give --token-file"), "{address}: {told:?}");
+    }
+}
+
+#[test]
+fn the_chart_wants_a_token_where_others_reach_the_meter() {
+    if !met(&[Need::Helm]) {
+        return;
+    }
+    for (address, is_others) in LISTENS {
+        let values = |secret: &str| json!({"meter": {"listen": address, "tokenSecret": secret}}).to_string();
+        let told = of_chart(&["template", "gpushare"], &values(""));
+        assert_eq!(told.stderr.contains("set meter.tokenSecret"), is_others, "{told:?}");
+        assert_eq!(told.success(), !is_others, "{told:?}");
+        // In the node's mounts lies what kubelet makes for the pod, where its container mounts it.
+        let all = made(&values("figures"));
+        let pod = all.iter().find(|object| object["metadata"]["name"] == "gpushare-meter");
+        let pod = &pod.expect("it is made")["spec"]["template"]["spec"];
+        let words = pod["containers"][0]["command"].to_string();
+        assert!(words.contains("$(POD_UID)/volumes/kubernetes.io~secret/token/token"), "{words}");
+        assert_eq!(pod["containers"][0]["env"][0]["name"], "POD_UID");
+        assert_eq!(pod["containers"][0]["volumeMounts"][0]["name"], "token");
+        let volumes = pod["volumes"].as_array().expect("a list").iter();
+        let mut secrets = volumes.filter(|volume| volume["name"] == "token").map(|volume| &volume["secret"]);
+        let wanted = json!({"secretName": "figures", "defaultMode": 0o400, "items": [{"key": "token", "path": "token"}]});
+        assert_eq!(secrets.next(), Some(&wanted));
     }
 }
 
@@ -419,6 +485,8 @@ fn names_that_look_like_numbers_and_words_of_yaml_stay_names() {
     }
     let values = |name: &str| {
         json!({
+            "namespace": {"create": true},
+            "meter": {"tokenSecret": name},
             "image": {"repository": name, "tag": name},
             "imagePullSecrets": [{"name": name}],
             "nodes": {"priorityClassName": name},

@@ -21,7 +21,7 @@ const ALL: &str = "settings: |\n  [request]\n  strict = true\n\
     image: {repository: registry.test:5000/gpushare, tag: 1.2.3, pullPolicy: Always}\n\
     nodes: {selector: {gpu: \"true\"}, tolerations: [{key: gpu, operator: Exists}]}\n\
     agent: {arguments: [--metrics-address=127.0.0.1:9846]}\n\
-    meter: {listen: \"0.0.0.0:9836\"}\n\
+    meter: {listen: \"0.0.0.0:9836\", tokenSecret: figures}\n\
     runtimeClass: {nodeSelector: {gpu: \"yes\"}}\n\
     extender: {enabled: true, quota: kube-system/quotas, arguments: [--policy=spread], nodeSelector: {a: b}}\n\
     webhook: {enabled: true, caBundle: QUFBQQ==, annotations: {a: b}, arguments: [--count-annotations]}\n";
