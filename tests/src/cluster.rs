@@ -81,11 +81,20 @@ pub struct Settings {
     pub device_plugins: Option<PathBuf>,
     /// By which file it finds the API server, if it is not the simulated one.
     pub kubeconfig: Option<PathBuf>,
+    /// The namespace of its ConfigMap, if not the usual one.
+    pub namespace: Option<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { period: 1, engine: None, metrics: None, device_plugins: None, kubeconfig: None }
+        Self {
+            period: 1,
+            engine: None,
+            metrics: None,
+            device_plugins: None,
+            kubeconfig: None,
+            namespace: None,
+        }
     }
 }
 
@@ -239,6 +248,7 @@ pub fn agent(program: &Path, config: &Path, kubelet: &Path, cdi: &Path, settings
     if let Some(address) = settings.metrics {
         command.arg(format!("--metrics-address={address}"));
     }
+    command.args(settings.namespace.iter().map(|namespace| format!("--namespace={namespace}")));
     command.arg("--kubelet-dir").arg(kubelet).arg("--cdi-dir").arg(cdi);
     let plugins = settings.device_plugins.clone().unwrap_or_else(|| kubelet.join("device-plugins"));
     command.arg("--device-plugin-dir").arg(plugins);

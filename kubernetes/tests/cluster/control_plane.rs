@@ -1,6 +1,7 @@
 //! A real control plane on loopback: Debian's etcd, and API server, scheduler and the controllers of claims
 //! from the folder that `KUBE_BIN` names.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -68,6 +69,11 @@ impl ControlPlane {
         command.arg(option("--token-auth-file=", &this.scratch.path().join("tokens.csv")));
         command.arg(option("--service-account-key-file=", &key));
         command.arg(option("--service-account-signing-key-file=", &key));
+        // What programs beside it ask for under accounts of their own.
+        let audit = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}]});
+        command.arg(option("--audit-policy-file=", &this.scratch.file("audit.json", audit.to_string())));
+        command.arg(option("--audit-log-path=", &this.scratch.path().join("audit.log")));
         this.spawn("kube-apiserver", command);
         assert!(
             eventually(UP, || this.try_call("GET", "/readyz", None).is_ok()),
@@ -108,16 +114,21 @@ impl ControlPlane {
     /// A file by which the agent finds the API server, with a token of its own service account that is bound
     /// to the node.
     pub fn kubeconfig_of_agent(&self) -> PathBuf {
-        let uid = self.get(&format!("/api/v1/nodes/{NODE}"))["metadata"]["uid"].clone();
-        let node = json!({"kind": "Node", "apiVersion": "v1", "name": NODE, "uid": uid});
-        self.kubeconfig_of("gpushare-node", &node)
+        self.kubeconfig_of_agent_in("gpushare")
     }
 
-    /// The same for a service account of the namespace `gpushare`, whose token is bound to an object; null is none.
-    pub fn kubeconfig_of(&self, account: &str, bound_to: &Value) -> PathBuf {
+    /// The same where the agent is installed in another namespace.
+    pub fn kubeconfig_of_agent_in(&self, namespace: &str) -> PathBuf {
+        let uid = self.get(&format!("/api/v1/nodes/{NODE}"))["metadata"]["uid"].clone();
+        let node = json!({"kind": "Node", "apiVersion": "v1", "name": NODE, "uid": uid});
+        self.kubeconfig_of(namespace, "gpushare-node", &node)
+    }
+
+    /// The same for a service account, whose token is bound to an object; null is none.
+    pub fn kubeconfig_of(&self, namespace: &str, account: &str, bound_to: &Value) -> PathBuf {
         let asked = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
             "spec": {"audiences": [self.address], "boundObjectRef": bound_to}});
-        let path = format!("/api/v1/namespaces/gpushare/serviceaccounts/{account}/token");
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let token = self.post(&path, &asked)["status"]["token"].as_str().expect("it is made").to_owned();
         kubeconfig(&self.scratch, account, &self.address, &token)
     }
@@ -245,6 +256,32 @@ impl ControlPlane {
         command.arg(format!("--secure-port={port}"));
         command.arg(option("--cert-dir=", &self.scratch.folder("scheduler-certificates")));
         self.spawn("kube-scheduler-2", command);
+    }
+
+    /// What a service account has asked for until now: each as namespace, resource and verb, and whether it was
+    /// allowed to.
+    pub fn calls_of(&self, namespace: &str, account: &str) -> BTreeMap<(String, String, String), bool> {
+        let log = fs::read_to_string(self.scratch.path().join("audit.log")).unwrap_or_default();
+        let user = format!("system:serviceaccount:{namespace}:{account}");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let mut calls = BTreeMap::new();
+        // The last line may be half written.
+        for event in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            let object = &event["objectRef"];
+            if event["user"]["username"] != json!(user) || object.is_null() {
+                continue;
+            }
+            let parts = [&object["resource"], &object["subresource"]].map(text);
+            let parts = parts.iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join("/");
+            let group = text(&object["apiGroup"]);
+            let resource = if group.is_empty() { parts } else { format!("{parts}.{group}") };
+            // A policy refuses what a role allows.
+            let is_allowed = event["annotations"]["authorization.k8s.io/decision"] == "allow"
+                && event["responseStatus"]["code"] != 403;
+            let call = (text(&object["namespace"]), resource, text(&event["verb"]));
+            *calls.entry(call).or_insert(true) &= is_allowed;
+        }
+        calls
     }
 
     /// A folder of its own.

@@ -35,7 +35,7 @@ pub fn extend(cluster: &mut ControlPlane, folder: &Path, arguments: &[&str]) -> 
         crate::apply(cluster, file);
     }
     // Both have the rights of their pod and no others.
-    let kubeconfig = cluster.kubeconfig_of("gpushare-scheduler", &Value::Null);
+    let kubeconfig = cluster.kubeconfig_of("gpushare", "gpushare-scheduler", &Value::Null);
     let extender = Extender::start(Path::new(PROGRAM), &kubeconfig, arguments);
     extender.wait();
     let map = include_str!("../../manifests/extender/configuration.yaml");
