@@ -362,6 +362,30 @@ fn values_that_the_chart_does_not_have_are_refused() {
     }
 }
 
+#[test]
+fn the_chart_sends_pods_to_a_scheduler_that_is_there() {
+    if !met(&[Need::Helm]) {
+        return;
+    }
+    for (extender, name, want) in [
+        (true, "", Some("--scheduler-name=gpushare-scheduler")),
+        (false, "", None),
+        (false, "theirs", Some("--scheduler-name=theirs")),
+        (true, "theirs", Some("--scheduler-name=theirs")),
+    ] {
+        let values =
+            json!({"extender": {"enabled": extender}, "webhook": {"enabled": true, "schedulerName": name}});
+        let all = made(&values.to_string());
+        let is_webhook = |object: &&Value| {
+            object["kind"] == "Deployment" && object["metadata"]["name"] == "gpushare-webhook"
+        };
+        let webhook = all.iter().find(is_webhook).expect("it is made");
+        let command = webhook["spec"]["template"]["spec"]["containers"][0]["command"].as_array();
+        let mut words = command.expect("it has one").iter().filter_map(Value::as_str);
+        assert_eq!(words.find(|word| word.starts_with("--scheduler-name")), want, "{values}");
+    }
+}
+
 /// Addresses, and whether others than the meter's own pod reach them.
 const LISTENS: [(&str, bool); 8] = [
     ("127.0.0.1:9836", false),

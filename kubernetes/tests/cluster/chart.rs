@@ -164,6 +164,9 @@ fn helm_installs_the_chart_changes_it_to_all_that_it_can_be_and_takes_it_away() 
         let applied = admin.kubectl(&[&apply[..], &["--filename", &file.to_string_lossy()]].concat());
         assert_eq!(applied.expect_success(values).stderr, "", "{values}");
     }
+    // As docs/kubernetes.md takes it away: what the installer needs is left, until nothing is.
+    let _ = admin.helm("upgrade", "installer: {mode: remove}").expect_success("mode: remove");
+    assert_eq!(&admin.objects() - &before, BTreeSet::from(["DaemonSet gpushare-installer".to_owned()]));
     let _ = admin.helm("uninstall", "{}").expect_success("helm uninstall");
     assert_eq!(admin.objects(), before, "nothing is left");
 }
