@@ -38,7 +38,7 @@ enum Way {
 const WAYS: [(&str, Way); 7] = [
     ("sh", Way::Typed),
     ("sh stays", Way::Stays),
-    ("sh cluster", Way::Elsewhere("it takes a Kubernetes cluster")),
+    ("sh cluster", Way::Elsewhere("kubernetes/tests/cluster types it, where there is a control plane")),
     ("sh download", Way::Elsewhere("it takes images of a registry")),
     ("sh package", Way::Elsewhere("packages.rs and first_steps.rs install packages")),
     ("sh slurm", Way::Elsewhere("slurm.rs types it")),

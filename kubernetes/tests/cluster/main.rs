@@ -4,6 +4,7 @@
 mod chart;
 mod control_plane;
 mod extender;
+mod pages;
 mod real_node;
 mod worker;
 
