@@ -1,13 +1,17 @@
 //! Pods that a real kubelet runs: from the scheduler to the container's own view, and back.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use gpushare_tests::artifacts::{cli, helm};
 use gpushare_tests::cluster::kubelet::NODE;
 use gpushare_tests::cluster::programs;
-use gpushare_tests::command::eventually;
+use gpushare_tests::command::{self, eventually};
 use gpushare_tests::image::IMAGE;
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
@@ -204,6 +208,40 @@ fn a_real_kubelet_counts_the_device_plugins_resources_of_one_gpu() {
     worker.assert_empty();
 }
 
+/// Changes a pod of the manifests so that this machine can run it: from the image that is there, with the
+/// programs as they were built, the worker's paths, `arguments` besides, and a settings file.
+fn on_this_node(spec: &mut Value, worker: &Worker, arguments: &[String], config: &Path) {
+    spec["nodeName"] = json!(NODE);
+    let container = &mut spec["containers"][0];
+    container["image"] = json!(IMAGE);
+    let root = worker.folder().display().to_string();
+    let words = container["command"].as_array().expect("it is a list").iter().filter_map(Value::as_str);
+    let words = words.map(|word| match word {
+        "/usr/local/bin/gpushare-kube" => worker.agent_program().display().to_string(),
+        "/usr/local/bin/gpushare" => cli().display().to_string(),
+        // Not every test machine lets root look at its first process.
+        other => {
+            other.replace("/var/lib/kubelet", &root).replace("/proc/1/", &format!("/proc/{}/", worker.pid()))
+        }
+    });
+    let busybox = std::iter::once("/bin/busybox".to_owned());
+    container["command"] = busybox.chain(words).chain(arguments.iter().cloned()).collect();
+    let entry = json!({"name": "GPUSHARE_CONFIG", "value": config});
+    container["env"].as_array_mut().expect("it is a list").push(entry);
+}
+
+/// Makes a pod for the node's label. kubelet sees the label a moment later, and rejects the pod before.
+fn is_taken(cluster: &ControlPlane, name: &str, spec: &Value) -> bool {
+    let label = json!({"metadata": {"labels": {"gpushare.node-restriction.kubernetes.io/node": "true"}}});
+    cluster.try_call("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&label)).expect("it can be labelled");
+    let pods = "/api/v1/namespaces/gpushare/pods";
+    let _ = cluster.try_call("DELETE", &format!("{pods}/{name}?gracePeriodSeconds=0"), None);
+    let pod = json!({"metadata": {"name": name}, "spec": spec});
+    let made = cluster.try_call("POST", pods, Some(&pod)).is_ok();
+    let is_rejected = || cluster.get(&format!("{pods}/{name}"))["status"]["phase"] == "Failed";
+    made && !eventually(Duration::from_secs(2), is_rejected)
+}
+
 #[test]
 #[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
 fn the_agents_own_pod_serves_its_node() {
@@ -221,41 +259,17 @@ fn the_agents_own_pod_serves_its_node() {
     // The pod of the DaemonSet as it is, but for this machine's image and paths.
     let mut spec = manifest["spec"]["template"]["spec"].clone();
     spec["nodeName"] = json!(NODE);
-    let container = &mut spec["containers"][0];
-    container["image"] = json!(IMAGE);
     let (arguments, config) = worker.agent_arguments();
-    let root = worker.folder().display().to_string();
-    let words = container["command"].as_array().expect("it is a list").iter().filter_map(Value::as_str);
-    let words = words.map(|word| match word {
-        "/usr/local/bin/gpushare-kube" => worker.agent_program().display().to_string(),
-        // Not every test machine lets root look at its first process.
-        other => {
-            other.replace("/var/lib/kubelet", &root).replace("/proc/1/", &format!("/proc/{}/", worker.pid()))
-        }
-    });
-    let busybox = std::iter::once("/bin/busybox".to_owned());
-    container["command"] = busybox.chain(words).chain(arguments).collect();
-    for (name, value) in [
-        ("GPUSHARE_CONFIG", &*config.to_string_lossy()),
-        ("KUBERNETES_SERVICE_HOST", "127.0.0.1"),
-        ("KUBERNETES_SERVICE_PORT", &port),
-    ] {
+    on_this_node(&mut spec, &worker, &arguments, &config);
+    for (name, value) in [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", &*port)] {
         let entry = json!({"name": name, "value": value});
-        container["env"].as_array_mut().expect("it is a list").push(entry);
+        spec["containers"][0]["env"].as_array_mut().expect("it is a list").push(entry);
     }
-    let label = json!({"metadata": {"labels": {"gpushare.node-restriction.kubernetes.io/node": "true"}}});
-    cluster.try_call("PATCH", &format!("/api/v1/nodes/{NODE}"), Some(&label)).expect("it can be labelled");
-    // kubelet sees the label a moment later, and rejects the pod before.
     let pods = "/api/v1/namespaces/gpushare/pods";
-    let is_taken = || {
-        let _ = cluster.try_call("DELETE", &format!("{pods}/agent?gracePeriodSeconds=0"), None);
-        let pod = json!({"metadata": {"name": "agent"}, "spec": spec});
-        let made = cluster.try_call("POST", pods, Some(&pod)).is_ok();
-        made && !eventually(Duration::from_secs(2), || {
-            cluster.get(&format!("{pods}/agent"))["status"]["phase"] == "Failed"
-        })
-    };
-    assert!(eventually(SOON, is_taken), "kubelet takes no pod of the node's label");
+    assert!(
+        eventually(SOON, || is_taken(&cluster, "agent", &spec)),
+        "kubelet takes no pod of the node's label"
+    );
     let said = || {
         let uid = cluster.get(&format!("{pods}/agent"))["metadata"]["uid"].as_str().map(str::to_owned);
         let printed = worker.printed_in("gpushare", &uid.unwrap_or_default(), "agent", "node");
@@ -270,6 +284,57 @@ fn the_agents_own_pod_serves_its_node() {
     assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
     cluster.end(&format!("{PODS}/a"));
     worker.assert_empty();
+}
+
+/// Status of the answer to a caller who tells this token.
+fn asked(port: u16, token: &str) -> Option<String> {
+    let mut caller = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    let question = format!(
+        "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\nAuthorization: Bearer {token}\r\n\r\n"
+    );
+    caller.write_all(question.as_bytes()).ok()?;
+    let mut answer = String::new();
+    caller.read_to_string(&mut answer).ok()?;
+    answer.split(' ').nth(1).map(str::to_owned)
+}
+
+#[test]
+#[ignore = "needs root, and Kubernetes' programs with kubelet in KUBE_BIN"]
+fn the_meters_own_pod_answers_who_knows_the_token_of_its_secret() {
+    if !met(NEEDS) || !met(&[Need::Helm]) {
+        return;
+    }
+    let Some(folder) = programs() else { return };
+    let cluster = crate::control_plane(&folder);
+    let worker = Worker::without_agent(&cluster, &folder, 1, "");
+    let token = "of-sixteen-letters-or-more";
+    let secret = json!({"metadata": {"name": "figures"}, "stringData": {"token": token}});
+    cluster.post("/api/v1/namespaces/gpushare/secrets", &secret);
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = port.expect("a port is free").port();
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("chart");
+    let mut run = Command::new(helm());
+    run.args(["template", "gpushare"]).arg(chart).args(["--show-only", "templates/meter.yaml"]);
+    run.args(["--set", "installer.enabled=false,meter.tokenSecret=figures"]);
+    let made = command::run(run.arg("--set").arg(format!("meter.listen=0.0.0.0:{port}")));
+    let made = made.expect_success("helm template").stdout;
+    let made: Value = serde_saphyr::from_str(made.trim_start_matches("---\n")).expect("it is YAML");
+    let mut spec = made["spec"]["template"]["spec"].clone();
+    // There is no other network here.
+    spec["hostNetwork"] = json!(true);
+    on_this_node(&mut spec, &worker, &[], &worker.agent_arguments().1);
+    assert!(
+        eventually(SOON, || is_taken(&cluster, "meter", &spec)),
+        "kubelet takes no pod of the node's label"
+    );
+    let said = || {
+        let pod = cluster.get("/api/v1/namespaces/gpushare/pods/meter");
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
+        let printed = worker.printed_in("gpushare", uid, "meter", "meter");
+        format!("{}\n{printed}\n{}", pod["status"], worker.logs())
+    };
+    assert!(eventually(SOON, || asked(port, token).as_deref() == Some("200")), "{}", said());
+    assert_eq!(asked(port, "of-other-sixteen-letters").as_deref(), Some("401"));
 }
 
 /// All GPUs fall off the bus.
