@@ -216,20 +216,32 @@ prepare() {
         done
 }
 
+# keepers COMMAND: the node's own processes of root whose command begins so, as folders of /proc. Any user and any
+# container can give a process such a name, and put what never ends where its files are looked for. The real user
+# counts, since a program that changes the user can be called by another name; a container's processes have a number of
+# their own in it.
+keepers() {
+    grep -ls "^$1" "$HOST"/proc/[0-9]*/comm | while read -r comm; do
+        process=${comm%/comm}
+        ! grep -qs '^Uid:	0	' "$process/status" || grep -qs '^NSpid:	[0-9]*	' "$process/status" || echo "$process"
+    done
+}
+
 # Files that tell of the node's containers: config.json, and what names the runtime that stops them. A shim of
 # containerd works in the folder of its container, beside which lie those of all others; conmon is told folder and
 # runtime. The folders are reached through the processes: an engine may keep them anywhere.
 notes() {
-    grep -ls '^containerd-shim' "$HOST"/proc/[0-9]*/comm | sed 's|comm$|cwd/..|' |
-        xargs -r stat -L -c '%d:%i %n' 2>/dev/null | sort -u -k 1,1 | while read -r _ folder; do
+    keepers containerd-shim | while read -r process; do
+        stat -L -c '%d:%i %n' "$process/cwd/.." 2>/dev/null || true
+    done | sort -u -k 1,1 | while read -r _ folder; do
         for note in "$folder"/*/config.json "$folder"/*/runtime "$folder"/*/options.json; do
-            [ ! -e "$note" ] || echo "$note"
+            [ ! -f "$note" ] || echo "$note"
         done
     done
-    grep -ls '^conmon' "$HOST"/proc/[0-9]*/comm | while read -r comm; do
-        echo "${comm%comm}cmdline"
-        tr '\0' '\n' <"${comm%comm}cmdline" |
-            sed -n "/^-b\$/ { n; s|^/var/run/|/run/|; s|.*|${comm%comm}root&/config.json|; p; }"
+    keepers conmon | while read -r process; do
+        echo "$process/cmdline"
+        tr '\0' '\n' <"$process/cmdline" |
+            sed -n "/^-b\$/ { n; s|^/var/run/|/run/|; s|.*|$process/root&/config.json|; p; }"
     done
 }
 
@@ -247,7 +259,7 @@ user_of() {
         done
     done
     needs=$FOLDER/$1/
-    user=$(notes | xargs -r grep -lsF "$needs" | head -n 1)
+    user=$(notes | tr '\n' '\0' | xargs -0 -r grep -lsF "$needs" | head -n 1)
     [ -n "$user" ] || user=$(grep -lsF "$needs" "$HOST"/etc/cdi/*.json "$HOST"/run/cdi/*.json | head -n 1)
     [ -n "$user" ] || return 1
     user=${user#"$HOST"}
