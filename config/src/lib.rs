@@ -233,8 +233,8 @@ impl Config {
     /// file `named`. It is for calls that must not fail: low-level runtimes and state folder are those of the
     /// files, everything else is as shipped.
     ///
-    /// `None` if a file is not TOML. Then it is not known which runtime made the containers, and another
-    /// runtime's `delete` would destroy their state.
+    /// `None` if a file is so far from TOML that these may be lost in it. Then it is not known which runtime made the
+    /// containers, and another runtime's `delete` would destroy their state.
     pub fn salvaged(named: Option<&Path>) -> Option<Self> {
         let files = named.map_or_else(locate::files, locate::files_of).ok()?;
         file::salvage(&files)?.into_config(&locate::program_folder().ok()?).ok()

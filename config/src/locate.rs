@@ -64,7 +64,9 @@ fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     }
     drop_ins.retain(|path| path.extension().is_some_and(|end| end == "toml"));
     drop_ins.sort();
-    Ok(path.exists().then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect())
+    // A link that leads nowhere is refused like any other.
+    let is_there = fs::symlink_metadata(path).is_ok();
+    Ok(is_there.then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect())
 }
 
 /// Refuses a folder into which users other than root and the running user can put files. A missing folder

@@ -52,25 +52,28 @@ fn a_slip_in_the_settings_stops_only_the_containers_that_ask_for_something() {
         return;
     }
     let node = SimulatedNode::one_gpu();
-    let settings = format!("{}\n[request]\nstrickt = true\n", LowLevel::Runc.settings());
-    let runtime = Runtime::with_config(LowLevel::Runc, &node.config_with("slip", &settings));
-    let sandbox = Bundle::small()
-        .annotation("io.kubernetes.cri.container-type", "sandbox")
-        .annotation("gpushare.io/memory", "4GiB");
-    for bundle in [Bundle::small(), sandbox] {
-        let written = bundle.write();
-        let container = runtime.run(&bundle);
-        assert_eq!(container.status().as_deref(), Some("running"));
-        assert_eq!(bundle.config_bytes(), written);
-    }
-    for bundle in [
-        Bundle::small().env("GPUSHARE_MEMORY", "4GiB"),
-        Bundle::small().env("GPUSHARE_MEMORY", "garbage"),
-        Bundle::small().annotation("gpushare.io/memory", "4GiB"),
-        Bundle::small().env("NVIDIA_VISIBLE_DEVICES", "all"),
-    ] {
-        let line = runtime.create(&bundle).map(drop).expect_err("it asks for something").line();
-        assert!(line.contains("strickt"), "{line}");
+    for (slip, told) in [("strickt = true", "strickt"), ("strict = fasle", "slip.toml:")] {
+        let settings = format!("{}\n[request]\n{slip}\n", LowLevel::Runc.settings());
+        let runtime = Runtime::with_config(LowLevel::Runc, &node.config_with("slip", &settings));
+        let sandbox = Bundle::small()
+            .annotation("io.kubernetes.cri.container-type", "sandbox")
+            .annotation("gpushare.io/memory", "4GiB");
+        for bundle in [Bundle::small(), sandbox] {
+            let written = bundle.write();
+            // In the end it is killed and deleted.
+            let container = runtime.run(&bundle);
+            assert_eq!(container.status().as_deref(), Some("running"), "{slip}");
+            assert_eq!(bundle.config_bytes(), written);
+        }
+        for bundle in [
+            Bundle::small().env("GPUSHARE_MEMORY", "4GiB"),
+            Bundle::small().env("GPUSHARE_MEMORY", "garbage"),
+            Bundle::small().annotation("gpushare.io/memory", "4GiB"),
+            Bundle::small().env("NVIDIA_VISIBLE_DEVICES", "all"),
+        ] {
+            let line = runtime.create(&bundle).map(drop).expect_err("it asks for something").line();
+            assert!(line.contains(told), "{line}");
+        }
     }
 }
 

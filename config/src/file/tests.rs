@@ -146,6 +146,33 @@ fn runtimes_and_state_are_saved_from_a_file_with_a_mistake() {
 }
 
 #[test]
+fn lines_that_are_no_toml_hide_no_runtime_unless_they_may_be_about_it() {
+    let crun = "[runtime]\ncandidates = [\"/usr/bin/crun\"]\n";
+    let candidates = |text: &str| {
+        let table = without_slips(text)?;
+        Some(table.get("runtime").and_then(|runtime| runtime.get("candidates")).map(ToString::to_string))
+    };
+    let found = Some(Some("[\"/usr/bin/crun\"]".to_owned()));
+    for (text, want) in [
+        (format!("{crun}[request]\nstrict = fasle\n"), &found),
+        (format!("[request]\nstrict = fasle\nenv = \n[log]\nfile = \"/x\n{crun}"), &found),
+        ("[request]\nstrict = fasle\n".to_owned(), &Some(None)),
+        // What is lost may be about the runtime.
+        (crun.replace(']', "]]"), &None),
+        (format!("[request]\nstrict = fasle\n{}", crun.replacen('[', "", 1)), &None),
+        ("[runtime]\ncandidates = [\n\"/usr/bin/crun\"\n\"/usr/bin/runc\"\n]\n".to_owned(), &None),
+        (format!("[quota]\ncordoned = [\"a\",\n{crun}"), &None),
+        (format!("[log]\nfile = \"\"\"\n{crun}\"\"\"\n[request]\nstrict = fasle\n"), &None),
+        (format!("junk\n{crun}"), &None),
+        (format!("{crun}[request]\n{}", "strict fasle\n".repeat(20)), &None),
+    ] {
+        assert_eq!(&candidates(&text), want, "{text}");
+    }
+    let shipped = SHIPPED.replace("strict = false", "strict = fasle");
+    assert!(shipped != SHIPPED && without_slips(&shipped).is_some());
+}
+
+#[test]
 fn what_is_shown_can_be_read_again() {
     let text = show(&[]).unwrap();
     let again: Table = toml::from_str(&text).unwrap();
