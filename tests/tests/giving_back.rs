@@ -27,6 +27,24 @@ fn request() -> Bundle {
 }
 
 #[test]
+#[ignore = "needs root and runc: runs a container"]
+fn a_simulated_node_goes_once_its_containers_have_ended() {
+    if !met(&[Need::Root, Need::Runc, Need::Busybox]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let remove = || run(Command::new(artifacts::simulator()).arg("remove").arg(node.root()));
+    let bundle = request();
+    let container = runtime.run(&bundle);
+    let told = remove();
+    assert!(!told.success() && told.stderr.contains("has containers that hold a share"), "{told:?}");
+    drop(container);
+    let _ = remove().expect_success("gpushare-simulator remove");
+    assert!(!node.root().exists());
+}
+
+#[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_lease_follows_its_container_from_create_to_delete() {
     if !met(NEEDS) {

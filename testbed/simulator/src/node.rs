@@ -1,10 +1,12 @@
 //! Makes a node: driver files, device nodes, `/proc` files, the state of the GPUs, and settings that point
 //! gpushare to them.
 
+use std::env;
 use std::fs::{self, Permissions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
@@ -48,6 +50,9 @@ pub fn create(create: &Create) -> Result<()> {
     if ENTRIES.iter().any(|entry| dir.join(entry).symlink_metadata().is_ok()) {
         bail!("{} holds a node already; name another folder or remove this one", dir.display());
     }
+    if dir.is_symlink() {
+        bail!("{} is a link: name the folder behind it", dir.display());
+    }
     let is_new = !dir.exists();
     if !is_new && !is_private(&dir)? {
         bail!(
@@ -83,14 +88,13 @@ pub fn remove(dir: &Path) -> Result<()> {
     if !is_private(&dir)? {
         bail!("{} is somebody else's folder, or others may write there: remove it by hand", dir.display());
     }
-    // gpushare mounts it with the first share.
-    let limits = dir.join("run/limits");
-    match umount(&limits) {
-        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-        Err(Errno::EBUSY) => {
-            bail!("{} is in use: end the containers that hold a share (`gpushare ps`)", limits.display())
+    refuse_held(&dir)?;
+    // gpushare mounts them with the first share.
+    for mounted in ["run/limits/namespace", "run/limits"].map(|path| dir.join(path)) {
+        match umount(&mounted) {
+            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+            Err(error) => bail!("cannot unmount {}: {error}", mounted.display()),
         }
-        Err(error) => bail!("cannot unmount {}: {error}", limits.display()),
     }
     for path in ENTRIES.iter().chain(&OF_GPUSHARE).map(|entry| dir.join(entry)) {
         let is_folder = path.symlink_metadata().is_ok_and(|entry| entry.is_dir());
@@ -107,6 +111,27 @@ pub fn remove(dir: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses while a container holds a share of the node, by the gpushare beside this program: without one there are no
+/// shares.
+fn refuse_held(dir: &Path) -> Result<()> {
+    let gpushare =
+        env::current_exe().context("cannot tell where this program is")?.with_file_name("gpushare");
+    // Root alone gives shares.
+    if !gpushare.is_file() || !nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    let mut ask = Command::new(&gpushare);
+    let told = ask.args(["ps", "--quiet"]).env("GPUSHARE_CONFIG", dir.join("gpushare.toml")).output();
+    let told = told.with_context(|| format!("cannot run {}", gpushare.display()))?;
+    if !told.status.success() {
+        bail!("cannot tell whether containers hold shares: {}", String::from_utf8_lossy(&told.stderr).trim());
+    }
+    if !told.stdout.is_empty() {
+        bail!("{} has containers that hold a share (`gpushare ps`): end them first", dir.display());
+    }
+    Ok(())
 }
 
 fn make(dir: &Path, create: &Create) -> Result<()> {

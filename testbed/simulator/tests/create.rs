@@ -66,6 +66,7 @@ fn a_node_is_removed_whole_and_what_is_no_node_or_not_of_it_stays() {
     let node = folder.path().join("node");
     assert!(call(&["create", "--plain-nodes"], &node).status.success());
     fs::create_dir_all(node.join("run/limits")).expect("a folder of gpushare's state");
+    fs::set_permissions(node.join("run"), fs::Permissions::from_mode(0o700)).expect("the mode can be set");
     let told = call(&["remove"], &node);
     assert!(told.status.success() && !node.exists(), "{told:?}");
 
