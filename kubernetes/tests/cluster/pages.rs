@@ -39,7 +39,7 @@ kubectl() {
 /// What a page's placeholders and the paths of an installed node stand for.
 fn filled_in(lines: &str) -> String {
     let packaging = format!("{}/packaging", checkout().display());
-    let lines = lines.replace("/usr/local/share/gpushare", &packaging).replace("REGISTRY", "registry.test");
+    let lines = lines.replace("/usr/share/gpushare", &packaging).replace("REGISTRY", "registry.test");
     let word = |word: &str| match word {
         "NODE" => NODE.to_owned(),
         "POD" => "web".to_owned(),
