@@ -2,6 +2,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use gpushare_request::Policy;
 
+use super::salvage::without_slips;
 use super::*;
 
 fn load(texts: &[&str]) -> Result<Config, ConfigError> {
