@@ -159,8 +159,8 @@ fn at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
 
 /// What a word of the command line means for a setting of this kind. Text needs no quotes.
 fn parsed(key: &str, word: &str, shipped: &Value) -> Result<Value> {
-    let value =
-        toml::from_str::<Table>(&format!("value = {word}")).ok().and_then(|mut one| one.remove("value"));
+    let one = toml::from_str::<Table>(&format!("value = {word}")).ok().filter(|table| table.len() == 1);
+    let value = one.and_then(|mut one| one.remove("value"));
     let kind = match shipped {
         Value::String(_) => "text",
         Value::Integer(_) => "a number",

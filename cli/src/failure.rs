@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use gpushare_config::reason_of;
@@ -73,7 +73,16 @@ impl Failure {
 
     /// The failure that `error` is.
     pub fn of(error: &anyhow::Error) -> Self {
-        Self { kind: kind(error), message: gpushare_inject::one_line(error.as_ref()) }
+        let message = gpushare_inject::one_line(error.as_ref());
+        let is_denied = |cause: &(dyn std::error::Error + 'static)| {
+            cause.downcast_ref().is_some_and(|error: &io::Error| error.kind() == ErrorKind::PermissionDenied)
+        };
+        match kind(error) {
+            Kind::Failed if !nix::unistd::geteuid().is_root() && error.chain().any(is_denied) => {
+                Self::denied(format!("{message}: use sudo"))
+            }
+            kind => Self { kind, message },
+        }
     }
 
     /// Tells it on stderr, and returns the exit code.

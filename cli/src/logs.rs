@@ -1,6 +1,7 @@
 //! `gpushare logs`: what happened on this node, newest last: shares that were given, changed and given back, containers
 //! that were refused, and GPUs that failed. It is read from the history, which is always kept.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use anyhow::Result;
@@ -94,23 +95,33 @@ pub fn logs(asked: &Logs) -> Result<()> {
         of_living.map(named).or_else(|| of_past().map(called)).unwrap_or_else(|| short(id))
     };
     let deeds = state.deeds();
+    // Times are in seconds: what happened in one of them stays in the order in which it is added here.
     let mut events = Vec::new();
-    for lease in &past {
+    let mut told = BTreeSet::new();
+    let mut done_to = |lease: &PastLease| -> Vec<Event> {
+        let new = deeds.of(lease).filter(|deed| told.insert(std::ptr::from_ref::<Deed>(*deed)));
+        new.map(|deed| done(deed, title(&deed.container), &names)).collect()
+    };
+    for lease in past.iter().rev() {
         events.push(granted(lease, called(lease), &lease.grants, &deeds, &names));
+        events.extend(done_to(lease));
         events.push(given_back(lease));
     }
     for lease in &living {
-        events.push(granted(&living_as_past(lease), containers(lease), &lease.summary(), &deeds, &names));
+        let past = living_as_past(lease);
+        events.push(granted(&past, containers(lease), &lease.summary(), &deeds, &names));
+        events.extend(done_to(&past));
     }
-    events.extend(deeds.all().map(|deed| done(deed, title(&deed.container), &names)));
-    events.extend(state.refusals().into_iter().map(|refused| Event {
+    let others = deeds.all().filter(|deed| !told.contains(&std::ptr::from_ref::<Deed>(*deed)));
+    events.extend(others.map(|deed| done(deed, title(&deed.container), &names)));
+    events.extend(state.refusals().into_iter().rev().map(|refused| Event {
         at: refused.at,
         what: "refused",
         name: refused.name.unwrap_or_else(|| title(&refused.container)),
         id: refused.container,
         text: refused.reason,
     }));
-    events.extend(state.found().into_iter().map(|found| Event {
+    events.extend(state.found().into_iter().rev().map(|found| Event {
         at: found.at,
         what: if found.lease.is_some() { "cheated" } else { "stranger" },
         name: title(&found.container),
