@@ -8,18 +8,9 @@ umask 022
     echo "usage: install.sh DESTDIR PREFIX, as: install.sh '' /usr/local" >&2
     exit 2
 }
-destdir=$1
-prefix=$2
-case $prefix in
-*[!A-Za-z0-9/._+@-]* | [!/]* | '')
-    echo "install.sh: PREFIX must begin with / and have letters, digits and /._+@- alone, as PREFIX=/usr/local: $prefix" >&2
-    exit 1
-    ;;
-esac
-top=$(cd "$(dirname "$0")/.." && pwd)
+top=$(CDPATH= cd -- "$(dirname "$0")/.." && pwd)
 # What `make build` made; package.sh names what was made for another architecture.
 built=${BUILT:-$top/target}
-root=$destdir$prefix
 
 [ -x "$built/release/gpushare-hook" ] && [ -d "$built/share" ] || {
     echo "install.sh: nothing is built yet: run \`make build\` first" >&2
@@ -29,12 +20,15 @@ root=$destdir$prefix
 who=install.sh
 # shellcheck source=packaging/lifecycle.sh
 . "$top/packaging/lifecycle.sh"
+at "$1" "$2"
+root=$destdir$prefix
 [ -n "$destdir" ] ||
     may_come "$(sed -n 's/^const VERSION: u32 = \([0-9]*\);.*/\1/p' "$top/quota/src/ledger/text.rs")"
-alone "$root"
+alone "$destdir" "$prefix"
 # What is being written when this ends.
 new=
 trap '[ -z "$new" ] || rm -f "$new"' EXIT
+trap 'exit 143' HUP INT TERM
 
 install -d "$root/bin" "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/lib/tmpfiles.d" "$root/lib/systemd/system" \
     "$root/lib/udev/rules.d" "$root/share/gpushare/hooks.d" "$root/share/doc/gpushare"
@@ -48,7 +42,7 @@ put() {
         name=$(basename "$1")
         new=$folder/.$name.new
         install -m "$mode" "$1" "$new"
-        mv -f "$new" "$folder/$name"
+        mv -fT "$new" "$folder/$name"
         shift
     done
 }
@@ -60,7 +54,7 @@ placed() {
     rm -f "$new"
     sed "s|@PREFIX@|$prefix|g" "$top/packaging/$1" >"$new"
     chmod 644 "$new"
-    mv -f "$new" "$root/$2/$name"
+    mv -fT "$new" "$root/$2/$name"
 }
 
 # What is called comes before who calls it, and the wrapper, which engines call, comes last.
@@ -109,7 +103,7 @@ done <"$root/share/gpushare/pages"
 # The administrator's file is never replaced; the shipped one lies beside it to compare.
 install -d "$destdir/etc/gpushare/gpushare.toml.d"
 put 644 "$top/config/gpushare.toml" "$root/share/gpushare"
-[ -e "$destdir/etc/gpushare/gpushare.toml" ] || put 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare"
+[ -e "$destdir/etc/gpushare/gpushare.toml" ] || [ -L "$destdir/etc/gpushare/gpushare.toml" ] || put 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare"
 
 for program in gpushare-simulator gpushare gpushare-hook gpushare-runtime; do
     put 755 "$built/release/$program" "$root/bin"
@@ -119,3 +113,4 @@ done
 if [ -z "$destdir" ] && [ -e /run/gpushare/quota.db ]; then
     "$root/bin/gpushare" sweep >/dev/null || echo "run \`gpushare sweep\`, which takes over the leases of the version before"
 fi
+[ -n "$destdir" ] || note_installed "$prefix"

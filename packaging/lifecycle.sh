@@ -7,6 +7,20 @@ refuse() {
     exit 1
 }
 
+# at DESTDIR PREFIX: sets $destdir and $prefix to where an installation lies. Scripts change their folder, and compare
+# prefixes as text.
+at() {
+    destdir=$1
+    prefix=$2
+    case $destdir in '' | /*) ;; *) destdir=$(pwd)/$destdir ;; esac
+    while [ "${prefix%/}" != "$prefix" ]; do prefix=${prefix%/}; done
+    case $prefix in
+    *[!A-Za-z0-9/._+@-]* | [!/]* | '')
+        refuse "PREFIX must begin with / and have letters, digits and /._+@- alone, as /usr/local: $2"
+        ;;
+    esac
+}
+
 # may_come LEDGER [ROOT]: refuses programs that cannot read the leases of this machine, because newer ones wrote them.
 # LEDGER is the version of leases that the programs write (VERSION in quota/src/ledger/text.rs); they read all earlier
 # ones. They would refuse every container, and those that run could not give their shares back. Only the usual state
@@ -20,54 +34,154 @@ may_come() {
     done
 }
 
+# How one goes on nevertheless; with sudo the variable stands behind it.
+forced="set FORCE=1 in the environment"
+
 # may_go PREFIX: refuses while anybody needs the programs below PREFIX.
 may_go() {
     [ "${FORCE:-0}" != 1 ] || return 0
-    # A living container needs the runtime to be stopped.
-    if [ -x "$1/bin/gpushare" ]; then
-        held=$("$1/bin/gpushare" ps --quiet) ||
-            refuse "cannot tell whether containers hold shares (see above); say FORCE=1 if none does"
-        [ -z "$held" ] || refuse "containers still hold shares (gpushare ps): end them first, or say FORCE=1"
-    fi
+    unheld "$1"
+    # What goes is the usual state, whatever settings the caller's environment names.
+    [ -z "${GPUSHARE_CONFIG-}" ] || (unset GPUSHARE_CONFIG && unheld "$1") || exit 1
     # MPS gives GPUs back a moment after the last share, if it is served.
     ! ls /run/gpushare/mps/*/compute-mode >/dev/null 2>&1 ||
-        refuse "GPUs are still in MPS' compute mode: keep \`gpushare mps serve\` running for a moment, or say FORCE=1"
-    [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" "$1/bin/gpushare-runtime" ", or say FORCE=1"
+        refuse "GPUs are still in MPS' compute mode: keep \`gpushare mps serve\` running for a moment, or $forced"
+    [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" "$1/bin" ", or $forced"
+    # One without a share needs the runtime to be stopped, too.
+    user=$(container_of "$1/bin/gpushare-" '')
+    [ -z "$user" ] || refuse "$user still runs by the runtime: end it first, or $forced"
 }
 
-# unnamed GPUSHARE RUNTIME [ELSE]: refuses while an engine still names the runtime, or nobody can tell: it could start
-# none of its containers, nor stop those that it has. GPUSHARE is the program, ELSE what the refusal says at its end. An
-# engine that names the runtime of another installation is left alone, and noted in $elsewhere.
-unnamed() {
-    for engine in docker containerd crio podman; do
-        told=$("$1" configure "$engine" --remove --dry-run --json) ||
-            refuse "cannot tell whether $engine still has the runtime (see above)${3-}"
-        case $told in *'"changed": true'*) ;; *) continue ;; esac
-        # Paths in the lines that would go, as JSON has them. A link may lead here.
-        named=$(printf '%s\n' "$told" | grep -o '/[^"\\ ]*/gpushare-runtime') || named=$2
-        for path in $named; do
-            [ "$path" != "$2" ] && ! [ "${HOST-}$path" -ef "${HOST-}$2" ] ||
-                refuse "$engine still has the runtime: run \`gpushare configure $engine --remove\` first${3-}"
-        done
-        elsewhere=$engine
+# unheld PREFIX: refuses while a container holds a share: a living one needs the runtime to be stopped.
+unheld() {
+    [ -x "$1/bin/gpushare" ] || return 0
+    held=$("$1/bin/gpushare" ps --quiet) ||
+        refuse "cannot tell whether containers hold shares (see above): if none does, $forced"
+    [ -z "$held" ] || refuse "containers still hold shares (gpushare ps): end them first, or $forced"
+}
+
+# is_of_root PROCESS: whether a folder of /proc is of a process of root, who alone decides what stays: anybody may run
+# our programs, and keep them.
+is_of_root() {
+    grep -qs '^Uid:	0	0	0	0$' "$1/status"
+}
+
+# keepers COMMAND ROOT: the machine's own processes of root whose command begins so, as folders of /proc. Any user and
+# any container can give a process any name, and put what never ends where its files are looked for. A program that
+# becomes root whoever calls it can be called by another name, too; a container's processes have a number of their own
+# in it, or another root.
+keepers() {
+    grep -ls "^$1" "$2"/proc/[0-9]*/comm | while read -r comm; do
+        process=${comm%/comm}
+        # shellcheck disable=SC3013
+        ! is_of_root "$process" || [ -u "$process/exe" ] || grep -qs '^NSpid:	[0-9]*	' "$process/status" ||
+            { [ -e "$2/proc/1/root/." ] && [ ! "$process/root/." -ef "$2/proc/1/root/." ]; } || echo "$process"
     done
+}
+
+# notes ROOT: files that tell of the machine's containers: config.json, and what names the runtime that stops them. A
+# shim of containerd works in the folder of its container, beside which lie those of all others; conmon is told folder
+# and runtime. The folders are reached through the processes: an engine may keep them anywhere.
+notes() {
+    {
+        keepers containerd-shim "$1" | while read -r process; do
+            stat -L -c '%d:%i %n' "$process/cwd/.." 2>/dev/null || true
+        done | sort -u -k 1,1 | while read -r _ folder; do
+            for note in "$folder"/*/config.json "$folder"/*/runtime "$folder"/*/options.json; do
+                echo "$note"
+            done
+        done
+        keepers conmon "$1" | while read -r process; do
+            echo "$process/cmdline"
+            tr '\0' '\n' <"$process/cmdline" |
+                sed -n "/^-b\$/ { n; s|^/var/run/|/run/|; s|.*|$process/root&/config.json|; p; }"
+        done
+    } | while read -r note; do
+        [ ! -f "$note" ] || echo "$note"
+    done
+}
+
+# container_of PATH ROOT: a container of the machine whose notes have the path, in words; nothing where there is none.
+container_of() {
+    found=$(notes "$2" | tr '\n' '\0' | xargs -0 -r grep -lsF "$1" | head -n 1)
+    case $found in
+    */cwd/../*)
+        found=${found#*/cwd/../}
+        found="container ${found%%/*}"
+        ;;
+    */cmdline)
+        found=${found%/cmdline}
+        found="the container of process ${found##*/}"
+        ;;
+    esac
+    echo "$found"
+}
+
+# unnamed GPUSHARE FOLDER [ELSE]: refuses while an engine still names a program in the folder, or nobody can tell: it
+# could start none of its containers, nor stop those that it has. GPUSHARE is the program that knows, ELSE what the
+# refusal says at its end. An engine that names the programs of another installation is left alone, and noted in
+# $elsewhere.
+unnamed() {
+    named=$("$1" registrations) || refuse "cannot tell which engines have the runtime (see above)${3-}"
+    while IFS='	' read -r program engine remedy; do
+        case $program in
+        '') continue ;;
+        -) refuse "$engine may still have the runtime: $remedy${3-}" ;;
+        /*)
+            # A link may lead here.
+            own=$2/${program##*/}
+            # shellcheck disable=SC3013
+            [ "$program" = "$own" ] || [ "${HOST-}$program" -ef "${HOST-}$own" ] || { elsewhere=$engine && continue; }
+            ;;
+        esac
+        refuse "$engine still has the runtime: $remedy first${3-}"
+    done <<EOF
+$named
+EOF
+}
+
+# The prefixes of the machine's installations, a line each.
+installed=/etc/gpushare/installations
+
+# note_installed PREFIX [ROOT]
+note_installed() {
+    grep -qsxF "$1" "${2-}$installed" || {
+        mkdir -p "${2-}${installed%/*}"
+        echo "$1" >>"${2-}$installed"
+    }
+}
+
+# note_gone PREFIX [ROOT]
+note_gone() {
+    [ -f "${2-}$installed" ] || return 0
+    rest=$(grep -vxF "$1" "${2-}$installed") || true
+    if [ -n "$rest" ]; then echo "$rest" >"${2-}$installed"; else rm -f "${2-}$installed"; fi
 }
 
 # another PREFIX [ROOT]: whether the machine has a gpushare elsewhere, whose state, settings and history are the same.
 another() {
     [ -z "${elsewhere-}" ] || return 0
-    for other in /usr /usr/local /opt/gpushare/current; do
-        [ "$other" = "$1" ] || [ ! -x "${2-}$other/bin/gpushare-runtime" ] || return 0
+    for other in /usr /usr/local /opt/gpushare/current $(cat "${2-}$installed" 2>/dev/null); do
+        # shellcheck disable=SC3013
+        [ "$other" = "$1" ] || [ "${2-}$other" -ef "${2-}$1" ] || [ ! -x "${2-}$other/bin/gpushare-runtime" ] || return 0
     done
     return 1
 }
 
-# alone FOLDER: waits until no other installer works below the folder, and keeps others waiting until this one ends.
+# alone DESTDIR PREFIX: waits until no other installer works there, and keeps others waiting until this one ends. The
+# file on the machine is one that root alone can open, and so lock.
 alone() {
     command -v flock >/dev/null || return 0
-    mkdir -p "$1"
-    exec 9<"$1"
-    flock 9
+    if [ -z "$1" ] && (umask 077 && : >>/run/gpushare-installer.lock) 2>/dev/null; then
+        exec 9>>/run/gpushare-installer.lock
+    else
+        mkdir -p "$1$2"
+        exec 9<"$1$2"
+    fi
+    flock -n 9 || {
+        echo "$who: waits until another installer has ended" >&2
+        flock -w 600 9 || refuse "$1$2 is locked by a process that does not end: end it (see fuser), then run this again"
+    }
 }
 
 # stop_units PREFIX: units that run or are enabled would run on without their files.
@@ -89,6 +203,7 @@ reload_units() {
 # after_install PREFIX new|upgrade: nothing is enabled, and nothing is started that was not running. Containers keep the
 # files that they have mounted.
 after_install() {
+    note_installed "$1"
     reload_units
     if [ "$2" = upgrade ]; then
         # Both take over what the process before them left: containers and MPS daemons run on meanwhile.
@@ -105,6 +220,7 @@ after_install() {
 
 # forget_shares PREFIX [ROOT]: what nobody needs without the programs. Engines would offer devices whose hook is gone.
 forget_shares() {
+    note_gone "$@"
     ! another "$@" || return 0
     umount -R "${2-}/run/gpushare/limits" 2>/dev/null || true
     rm -rf "${2-}/run/gpushare" "${2-}/var/cache/gpushare" || true

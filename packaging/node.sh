@@ -23,7 +23,7 @@ set -eu
 umask 022
 
 who=gpushare-node
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(CDPATH= cd -- "$(dirname "$0")" && pwd)
 # shellcheck source=packaging/lifecycle.sh
 . "$here/lifecycle.sh"
 
@@ -95,14 +95,19 @@ check() {
     containerd | crio | none) ;;
     *) refuse "ENGINE is containerd, crio or none: $ENGINE" ;;
     esac
+    case $ENGINE_CONFIG in
+    '' | /*) ;;
+    *) refuse "ENGINE_CONFIG is an absolute path on the node, as /etc/containerd/config.toml: $ENGINE_CONFIG" ;;
+    esac
+    [ -z "$SETTINGS" ] || [ ! -e "$SETTINGS" ] || [ -f "$SETTINGS" ] || refuse "SETTINGS is no file: $SETTINGS"
     [ -d "$HOST/proc/1" ] || refuse "$HOST does not show the node's root: mount the node's / there, with all below it"
     solid "$FOLDER"
     solid "${drop_in%/*}"
 }
 
-# What a run that was killed left half done. No name of a build begins with a dot.
+# What a run that was killed left half done. Nobody else gives such names.
 tidy() {
-    rm -rf "$top"/.new.* "$top"/.old.*
+    rm -rf "$top"/.gpushare-new.* "$top"/.gpushare-old.*
 }
 
 # fill TO: makes the files in TO those of the image. Each comes by a rename, so it can be one that runs.
@@ -127,9 +132,9 @@ place() {
         fill "$top/$build"
         return
     fi
-    mkdir -p "$top/.new.$build"
-    fill "$top/.new.$build"
-    mv -T "$top/.new.$build" "$top/$build"
+    mkdir -p "$top/.gpushare-new.$build"
+    fill "$top/.gpushare-new.$build"
+    mv -T "$top/.gpushare-new.$build" "$top/$build"
 }
 
 # Whether the programs run here, before anybody is given them.
@@ -144,9 +149,9 @@ try() {
 # link_to BUILD
 link_to() {
     [ "$(readlink "$top/current" 2>/dev/null)" != "$1" ] || return 0
-    rm -f "$top/.new.current"
-    ln -s "$1" "$top/.new.current"
-    mv -T "$top/.new.current" "$top/current"
+    rm -f "$top/.gpushare-new.current"
+    ln -s "$1" "$top/.gpushare-new.current"
+    mv -T "$top/.gpushare-new.current" "$top/current"
     sync -f "$top"
     say "$FOLDER/current is $1"
 }
@@ -158,6 +163,8 @@ settings() {
         ! grep -qsxF "$mark" "$file" || rm -f "$file"
         return 0
     fi
+    [ ! -e "$file" ] || grep -qsxF "$mark" "$file" ||
+        refuse "$drop_in on the node is somebody's own: give it another name, or take the settings out of the chart"
     mkdir -p "${file%/*}"
     # No drop-in: its name ends in another way.
     { echo "$mark" && cat "$SETTINGS"; } >"$file.new"
@@ -184,8 +191,8 @@ tell_engine() {
     planned=$(gpushare configure "$ENGINE" --dry-run --json "$@") || refuse "$ENGINE is not configured (see above)"
     case $planned in
     *'"changed": true'*)
-        echo "$boot" >"$top/.new.restart"
-        mv -f "$top/.new.restart" "$top/restart"
+        echo "$boot" >"$top/.gpushare-new.restart"
+        mv -f "$top/.gpushare-new.restart" "$top/restart"
         sync -f "$top"
         gpushare configure "$ENGINE" "$@" || refuse "$ENGINE is not configured (see above)"
         ;;
@@ -216,35 +223,6 @@ prepare() {
         done
 }
 
-# keepers COMMAND: the node's own processes of root whose command begins so, as folders of /proc. Any user and any
-# container can give a process such a name, and put what never ends where its files are looked for. The real user
-# counts, since a program that changes the user can be called by another name; a container's processes have a number of
-# their own in it.
-keepers() {
-    grep -ls "^$1" "$HOST"/proc/[0-9]*/comm | while read -r comm; do
-        process=${comm%/comm}
-        ! grep -qs '^Uid:	0	' "$process/status" || grep -qs '^NSpid:	[0-9]*	' "$process/status" || echo "$process"
-    done
-}
-
-# Files that tell of the node's containers: config.json, and what names the runtime that stops them. A shim of
-# containerd works in the folder of its container, beside which lie those of all others; conmon is told folder and
-# runtime. The folders are reached through the processes: an engine may keep them anywhere.
-notes() {
-    keepers containerd-shim | while read -r process; do
-        stat -L -c '%d:%i %n' "$process/cwd/.." 2>/dev/null || true
-    done | sort -u -k 1,1 | while read -r _ folder; do
-        for note in "$folder"/*/config.json "$folder"/*/runtime "$folder"/*/options.json; do
-            [ ! -f "$note" ] || echo "$note"
-        done
-    done
-    keepers conmon | while read -r process; do
-        echo "$process/cmdline"
-        tr '\0' '\n' <"$process/cmdline" |
-            sed -n "/^-b\$/ { n; s|^/var/run/|/run/|; s|.*|$process/root&/config.json|; p; }"
-    done
-}
-
 # user_of NAME: prints who needs FOLDER/NAME, and fails if nobody does. Processes come first: one that ends meanwhile
 # has written its container's config.json before.
 user_of() {
@@ -252,45 +230,44 @@ user_of() {
         # By identity, which busybox and dash can compare: what the kernel says of its path is of its own root.
         # shellcheck disable=SC3013
         for program in "$top/$1/bin"/*; do
-            [ ! "$process/exe" -ef "$program" ] || {
+            [ ! "$process/exe" -ef "$program" ] || ! is_of_root "$process" || {
                 echo "process ${process##*/}"
                 return
             }
         done
     done
     needs=$FOLDER/$1/
-    user=$(notes | tr '\n' '\0' | xargs -0 -r grep -lsF "$needs" | head -n 1)
+    user=$(container_of "$needs" "$HOST")
     [ -n "$user" ] || user=$(grep -lsF "$needs" "$HOST"/etc/cdi/*.json "$HOST"/run/cdi/*.json | head -n 1)
     [ -n "$user" ] || return 1
-    user=${user#"$HOST"}
-    case $user in
-    */cwd/../*)
-        user=${user#*/cwd/../}
-        user="container ${user%%/*}"
-        ;;
-    esac
-    echo "$user"
+    echo "${user#"$HOST"}"
 }
 
-# The names of all builds that are there.
+# The names of all builds that are there. Each tells its own, which folders of others do not.
 builds() {
     for folder in "$top"/*/; do
         folder=${folder%/}
-        [ -L "$folder" ] || [ ! -f "$folder/BUILD" ] || echo "${folder##*/}"
+        [ -L "$folder" ] || [ "$(cat "$folder/BUILD" 2>/dev/null)" != "${folder##*/}" ] || echo "${folder##*/}"
     done
 }
 
 # drop BUILD: it goes by a rename, so that a kill leaves no half of it under its name.
 drop() {
-    mv -T "$top/$1" "$top/.old.$1"
-    rm -rf "$top/.old.$1"
+    mv -T "$top/$1" "$top/.gpushare-old.$1"
+    rm -rf "$top/.gpushare-old.$1"
     say "removed $FOLDER/$1, which nobody used any more"
+}
+
+# A container that holds a share; fails while nobody can tell.
+held() {
+    shares=$(gpushare ps --quiet) || refuse "cannot tell whether containers hold shares (see above)"
+    echo "$shares" | head -n 1
 }
 
 # Removes builds that nobody uses. An engine that keeps containers where nobody looks may have them all in use.
 prune() {
-    held=$(gpushare ps --quiet) || return 0
-    [ -z "$held" ] || [ -n "$(notes)" ] || return 0
+    shares=$(gpushare ps --quiet) || return 0
+    [ -z "$shares" ] || [ -n "$(notes "$HOST")" ] || return 0
     for name in $(builds); do
         [ "$name" = "$(readlink "$top/current")" ] || user_of "$name" >/dev/null || drop "$name"
     done
@@ -308,6 +285,7 @@ install() {
     prepare
     tell_engine
     prune
+    note_installed "$FOLDER/current" "$HOST"
     say "installed $build"
 }
 
@@ -337,10 +315,15 @@ remove() {
     check
     [ -d "$top" ] || return 0
     tidy
+    # Programs that do not run any more are needed to tell the engine.
+    [ ! -L "$top/current" ] || gpushare --version >/dev/null 2>&1 || {
+        place
+        link_to "$build"
+    }
     if [ -e "$top/current" ]; then
         tell_engine --remove
         # One that others have told.
-        unnamed gpushare "$FOLDER/current/bin/gpushare-runtime"
+        unnamed gpushare "$FOLDER/current/bin"
     fi
     forget_devices "$HOST"
     waiting=
@@ -349,7 +332,7 @@ remove() {
         for name in current $(builds); do
             user=$(user_of "$name") && break
         done
-        [ -n "$user" ] || user=$(gpushare ps --quiet | head -n 1)
+        [ -n "$user" ] || user=$(held)
         # MPS gives GPUs back a moment after the last share.
         [ -n "$user" ] || user=$(ls -d "$HOST"/run/gpushare/mps/*/compute-mode 2>/dev/null | head -n 1)
         [ -n "$user" ] || break

@@ -5,24 +5,18 @@
 set -eu
 umask 022
 
-destdir=${1-}
-prefix=${2-/usr/local}
-case $prefix in
-*[!A-Za-z0-9/._+@-]* | [!/]* | '')
-    echo "install.sh: PREFIX must begin with / and have letters, digits and /._+@- alone, as /usr/local: $prefix" >&2
-    exit 1
-    ;;
-esac
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(CDPATH= cd -- "$(dirname "$0")" && pwd)
 who=install.sh
 # shellcheck source=packaging/lifecycle.sh
 . "$here/lifecycle.sh"
+at "${1-}" "${2-/usr/local}"
 [ -n "$destdir" ] || may_come @LEDGER@
-alone "$destdir$prefix"
+alone "$destdir" "$prefix"
 # What is being written when this ends, or a subshell of it, which sets the trap anew.
 new=
 clear_new() { [ -z "$new" ] || rm -f "$new"; }
 trap clear_new EXIT
+trap 'exit 143' HUP INT TERM
 
 # put FILE: first under another name and then renamed, so that nobody ever meets half a file, none, or one without the
 # prefix.
@@ -32,7 +26,7 @@ put() {
     *) to=$destdir$prefix/${1#@PREFIX@/} ;;
     esac
     # The administrator's settings are never replaced; the shipped ones lie in share/gpushare to compare.
-    case $1 in etc/*) [ ! -e "$to" ] || return 0 ;; esac
+    case $1 in etc/*) [ ! -e "$to" ] && [ ! -L "$to" ] || return 0 ;; esac
     new=${to%/*}/.${to##*/}.new
     mkdir -p "${to%/*}"
     # A link in its place would be followed.
@@ -42,7 +36,12 @@ put() {
         sed "s|/@PREFIX@|$prefix|g" "$here/tree/$1" >"$new"
     fi
     [ "$(id -u)" != 0 ] || chown 0:0 "$new"
-    mv -f "$new" "$to"
+    # Who has unpacked the tarball has given it other modes.
+    case $1 in
+    */bin/*) chmod 755 "$new" ;;
+    *) chmod 644 "$new" ;;
+    esac
+    mv -fT "$new" "$to"
 }
 
 # By this list uninstall.sh knows manual pages and completions, also of an installation that was cut short.

@@ -3,22 +3,16 @@
 # is said. Settings that were changed stay.
 set -eu
 
-destdir=${1-}
-prefix=${2-/usr/local}
-case $prefix in
-*[!A-Za-z0-9/._+@-]* | [!/]* | '')
-    echo "uninstall.sh: PREFIX must begin with / and have letters, digits and /._+@- alone, as /usr/local: $prefix" >&2
-    exit 1
-    ;;
-esac
-root=$destdir$prefix
-settings=$destdir/etc/gpushare/gpushare.toml
 who=uninstall.sh
 # shellcheck source=packaging/lifecycle.sh
-. "$(dirname "$0")/lifecycle.sh"
+. "$(CDPATH= cd -- "$(dirname "$0")" && pwd)/lifecycle.sh"
+at "${1-}" "${2-/usr/local}"
+root=$destdir$prefix
+settings=$destdir/etc/gpushare/gpushare.toml
 
+[ -d "$root/share/gpushare" ] || [ -e "$root/bin/gpushare" ] || echo "nothing of gpushare is in $root"
 # Shares are held and units run on this machine only, not in a staged tree.
-[ ! -d "$root" ] || alone "$root"
+[ ! -d "$root" ] || alone "$destdir" "$prefix"
 if [ -z "$destdir" ]; then
     may_go "$prefix"
     stop_units "$prefix"
@@ -62,6 +56,7 @@ fi
 if [ -z "$destdir" ]; then
     reload_units
     forget_shares "$prefix"
+    rmdir /etc/gpushare 2>/dev/null || true
     [ ! -e /var/lib/gpushare ] || echo "kept /var/lib/gpushare: what \`gpushare history\` tells"
     echo "engines whose settings are elsewhere may still name the runtime \"gpushare\": take it out there"
 fi

@@ -13,6 +13,7 @@ mod environment;
 mod json_text;
 mod known;
 mod podman;
+mod registered;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use crate::{Output, answer};
 use check::Checker;
 use default_share::DefaultShare;
 pub use known::{Known, engines};
+pub use registered::print as print_registrations;
 use target::Target;
 use toml_text::Mistake;
 
@@ -252,6 +254,9 @@ fn add(checker: &Checker, target: &Target, runtime: &Runtime) -> Result<Planned>
         changes.push(grants.change);
         notes.extend(grants.note);
     }
+    if checker.engine == Engine::Docker && runtime.default {
+        known::may_name_default(file)?;
+    }
     let checked = check::before(checker, target, &after, Some(runtime))
         .with_context(|| format!("{} stays as it is", file.display()))?;
     // The engine's own file is written last: variables are off before the first image runs by default.
@@ -331,6 +336,7 @@ fn remove(asked: &Configure, checker: &Checker, target: &Target) -> Result<Plann
         notes.extend(grants.note);
         changes.push(grants.change);
     }
+    notes.extend(default_share::kept());
     Ok(Planned { changes, notes, checked })
 }
 

@@ -17,9 +17,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::runc::Runc;
-use crate::configure::Known;
+use crate::configure::{Engine, Known};
 use crate::violation::{self, Kind, Violation};
-use crate::{Output, answer, configure, inventory, lock, meter, node, program, system, table};
+use crate::{Output, answer, configure, inventory, lock, meter, node, program, run, system, table};
 
 /// The systemd timer that runs `gpushare sweep` every minute.
 const SWEEP_TIMER: &str = "gpushare-sweep.timer";
@@ -199,12 +199,26 @@ fn installation(config: &Config) -> Vec<Finding> {
 fn engines() -> Vec<Finding> {
     let finding = |known: Known| {
         let file = known.named.as_ref().map(|file| format!(" ({})", file.display())).unwrap_or_default();
-        match known.knows {
-            true => ok("engine", format!("{}{file} knows the runtime", known.engine)),
-            false => warning(
+        let engine = known.engine;
+        match &known.knows {
+            Err(why) => warning(
                 "engine",
-                format!("{}{file} does not know the runtime: {}", known.engine, known.remedy()),
+                format!("{engine}{file}: nobody can tell whether it knows the runtime: {why:#}"),
             ),
+            Ok(true)
+                if engine == Engine::Docker && known.named.is_none() && run::docker_lacks_the_runtime() =>
+            {
+                warning(
+                    "engine",
+                    format!(
+                        "{engine} runs without the runtime, which its settings know: systemctl reload docker"
+                    ),
+                )
+            }
+            Ok(true) => ok("engine", format!("{engine}{file} knows the runtime")),
+            Ok(false) => {
+                warning("engine", format!("{engine}{file} does not know the runtime: {}", known.remedy()))
+            }
         }
     };
     configure::engines().into_iter().map(finding).collect()

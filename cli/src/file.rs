@@ -3,14 +3,15 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use gpushare_config::{DEFAULT_PATH, ENVIRONMENT};
+use nix::libc::O_NONBLOCK;
 use nix::unistd::{Gid, Uid};
 use xattr::FileExt;
 
@@ -61,15 +62,18 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 /// The text of a file; `None` where there is none.
 ///
 /// # Errors
-/// When it cannot be read, is longer than 4 MiB or is not UTF-8.
+/// When it cannot be read, is no regular file, is longer than 4 MiB or is not UTF-8.
 pub fn read(path: &Path) -> Result<Option<String>> {
     let named = || format!("cannot read {}", path.display());
-    match fs::metadata(path) {
+    // What waits for a writer is not waited for.
+    let file = match File::options().read(true).custom_flags(O_NONBLOCK).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(named),
-        Ok(metadata) => ensure!(metadata.len() <= LONGEST, "{} is longer than 4 MiB", path.display()),
-    }
-    let bytes = fs::read(path).with_context(named)?;
+        opened => opened.with_context(named)?,
+    };
+    ensure!(file.metadata().with_context(named)?.is_file(), "{} is not a regular file", path.display());
+    let mut bytes = Vec::new();
+    file.take(LONGEST + 1).read_to_end(&mut bytes).with_context(named)?;
+    ensure!(bytes.len() as u64 <= LONGEST, "{} is longer than 4 MiB", path.display());
     match String::from_utf8(bytes) {
         Ok(text) => Ok(Some(text)),
         Err(error) => {

@@ -49,6 +49,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use nix::sys::stat::{Mode, umask};
 
 use self::failure::Failure;
 
@@ -156,6 +157,9 @@ enum Command {
         /// The shell.
         shell: Shell,
     },
+    /// Prints where engines' settings name a gpushare-runtime, and what takes it out; for the scripts that remove it.
+    #[command(hide = true)]
+    Registrations,
     /// Writes manual pages, completions and JSON Schemas, as they are installed below PREFIX/share.
     #[command(hide = true)]
     Pages {
@@ -199,6 +203,11 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         _ => {}
     }
+    // Folders and files that others have to read are made, and nobody else writes them, whatever the caller's mask.
+    // What `run` becomes has the caller's.
+    if !matches!(command, Command::Run(_)) {
+        umask(Mode::from_bits_truncate(0o022));
+    }
     match command {
         Command::Devices { topology: false, output } => devices::devices(output.json)?,
         Command::Devices { topology: true, output } => devices::topology(output.json)?,
@@ -224,6 +233,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Run(asked) => run::run(&asked)?,
         Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
         Command::Completion { shell } => pages::completion(shell, &Cli::command())?,
+        Command::Registrations => configure::print_registrations()?,
         Command::Pages { share } => pages::write(&share, Cli::command())?,
     }
     Ok(ExitCode::SUCCESS)
@@ -239,6 +249,7 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
         | Command::Doctor(_)
         | Command::Run(_)
         | Command::Completion { .. }
+        | Command::Registrations
         | Command::Pages { .. } => return None,
         Command::Devices { .. }
         | Command::Ps(_)

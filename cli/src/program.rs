@@ -1,4 +1,4 @@
-//! Programs of others that are asked something, and may not answer.
+//! Programs of others that are asked something, and may not answer; and how one types their words.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::process::CommandExt;
@@ -57,6 +57,15 @@ fn heard(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
         let _ = sender.send(said);
     });
     receiver
+}
+
+/// A word as one types it in a shell.
+pub fn in_shell(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=/.:,%+@".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 #[cfg(test)]

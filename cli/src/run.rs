@@ -12,6 +12,7 @@ use gpushare_config::Config;
 use gpushare_request::{ComputePolicy, Cores, MemoryRequest, Priority};
 
 use crate::failure::Failure;
+use crate::program::in_shell;
 use crate::{program, table};
 
 /// The share, and the engine's words.
@@ -78,6 +79,13 @@ pub fn run(asked: &Run) -> Result<()> {
     if asked.keys().is_empty() {
         let message = "no share is asked for: put --memory SIZE or another option of gpushare's before the engine's own, as in \
                        `gpushare run --memory 4GiB --rm IMAGE`";
+        let first =
+            asked.words.first().map(|word| word.to_string_lossy()).filter(|word| word.starts_with("--"));
+        let message = first.map_or(message.to_owned(), |word| format!("{message}; {word} is none of them"));
+        return Err(Failure::usage(message).into());
+    }
+    if names_a_runtime(&asked.words) {
+        let message = "the container would run by another runtime, without its share: take --runtime out";
         return Err(Failure::usage(message).into());
     }
     let config = Config::load()?;
@@ -149,6 +157,46 @@ fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
+/// Flags of `docker run` and `podman run` that take no value.
+const WITHOUT_VALUE: [&str; 14] = [
+    "--detach",
+    "--disable-content-trust",
+    "--init",
+    "--interactive",
+    "--no-healthcheck",
+    "--no-hosts",
+    "--oom-kill-disable",
+    "--privileged",
+    "--publish-all",
+    "--quiet",
+    "--read-only",
+    "--replace",
+    "--rm",
+    "--tty",
+];
+/// The same by single letters, which may be joined.
+const LETTERS_WITHOUT_VALUE: &str = "diPqt";
+
+/// Whether the engine's words, up to the image, name a runtime. The last one counts there.
+fn names_a_runtime(words: &[OsString]) -> bool {
+    let mut words = words.iter().map(|word| word.to_string_lossy());
+    while let Some(word) = words.next() {
+        let Some(flag) = word.strip_prefix('-').filter(|flag| !flag.is_empty()) else { return false };
+        if word == "--runtime" || word.starts_with("--runtime=") {
+            return true;
+        }
+        let takes_next = match flag.strip_prefix('-') {
+            Some(name) => !name.is_empty() && !name.contains('=') && !WITHOUT_VALUE.contains(&&*word),
+            // `-e`, and `-ite`; `-eNAME` has its value in it.
+            None => flag.find(|letter| !LETTERS_WITHOUT_VALUE.contains(letter)) == Some(flag.len() - 1),
+        };
+        if takes_next {
+            words.next();
+        }
+    }
+    false
+}
+
 /// The runtime beside this program.
 fn beside() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot tell where this program lies")?;
@@ -157,28 +205,29 @@ fn beside() -> Result<PathBuf> {
 
 /// docker's own message would not say what to do.
 fn knows_the_runtime(docker: &Path) -> Result<()> {
-    let mut info = Command::new(docker);
-    let told = program::output(info.args(["info", "--format", "{{json .Runtimes}}"]));
-    // What docker cannot say now, `docker run` says better.
-    let Ok(told) = told.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()) else {
-        return Ok(());
-    };
-    if told.trim_start().starts_with('{') && !told.contains("\"gpushare\"") {
+    if lacks_the_runtime(docker) {
         let message = "docker does not know the runtime: run `sudo gpushare configure docker`, then `sudo systemctl reload docker`";
         return Err(Failure::not_found(message).into());
     }
     Ok(())
 }
 
+/// Whether a docker that runs here says that it does not know the runtime.
+pub fn docker_lacks_the_runtime() -> bool {
+    program(Engine::Docker.program()).is_some_and(|docker| lacks_the_runtime(&docker))
+}
+
+fn lacks_the_runtime(docker: &Path) -> bool {
+    let mut info = Command::new(docker);
+    let told = program::output(info.args(["info", "--format", "{{json .Runtimes}}"]));
+    // What docker cannot say now, `docker run` says better.
+    let told = told.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    told.trim_start().starts_with('{') && !told.contains("\"gpushare\"") && !told.contains("gpushare-runtime")
+}
+
 /// The command line as one types it.
 fn shell_line(program: &str, words: &[OsString]) -> String {
-    let plain = |word: &str| {
-        !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_=/.:,%+@".contains(c))
-    };
-    let quoted = |word: &OsString| {
-        let word = word.to_string_lossy();
-        if plain(&word) { word.into_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
-    };
+    let quoted = |word: &OsString| in_shell(&word.to_string_lossy());
     [program.to_owned()].into_iter().chain(words.iter().map(quoted)).collect::<Vec<_>>().join(" ")
 }
 
@@ -187,6 +236,24 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+
+    #[test]
+    fn another_runtime_is_found_before_the_image_alone() {
+        for (line, want) in [
+            ("--rm --runtime runc ubuntu true", true),
+            ("--runtime=runc ubuntu", true),
+            ("-it -e A=b --name x -v /a:/b --runtime runc ubuntu", true),
+            ("-ite A=b --runtime runc ubuntu", true),
+            ("--rm ubuntu --runtime runc", false),
+            ("-it ubuntu program --runtime=x", false),
+            ("-e --runtime ubuntu", false),
+            ("ubuntu", false),
+            ("", false),
+        ] {
+            let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            assert_eq!(names_a_runtime(&words), want, "{line}");
+        }
+    }
 
     #[derive(Parser)]
     struct Line {

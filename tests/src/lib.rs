@@ -31,6 +31,7 @@ mod rlimit;
 pub mod runtime;
 pub mod scratch;
 pub mod service;
+pub mod shim;
 pub mod slurm;
 pub mod terminal;
 pub mod view;

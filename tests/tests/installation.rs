@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use gpushare_tests::artifacts::{self, Installed};
 use gpushare_tests::bundle::Bundle;
@@ -18,6 +20,7 @@ use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::Runtime;
 use gpushare_tests::scratch::Scratch;
+use gpushare_tests::shim::Shim;
 use nix::mount::{MsFlags, mount, umount};
 
 #[test]
@@ -183,9 +186,153 @@ fn what_would_harm_a_machine_is_refused_and_nothing_is_written_elsewhere() {
         let record = machine.path("etc/docker/daemon.json.before-gpushare");
         fs::remove_file(&record).expect("what it remembers can be removed");
         symlink("/nowhere", &record).expect("a link");
-        refused("uninstall.sh", "cannot tell whether docker still has the runtime");
+        refused("uninstall.sh", "docker still has the runtime: take /usr/local/bin/gpushare-runtime out of");
         assert!(machine.path("usr/local/bin/gpushare-runtime").exists());
     });
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs it in a root of its own"]
+fn whatever_an_engine_calls_the_runtime_it_is_asked_to_forget_it_first() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    private(|| {
+        let machine = Machine::new();
+        machine.bind(artifacts::checkout());
+        let script = |name: &str, prefix: &str| {
+            let script = artifacts::checkout().join("packaging").join(name);
+            machine.run(&[&*script.to_string_lossy(), "", prefix])
+        };
+        // Anybody can open this folder and lock it.
+        fs::create_dir_all(machine.path("usr/local")).expect("a folder can be made in an overlay");
+        let folder = fs::File::open(machine.path("usr/local")).expect("it is there");
+        folder.lock().expect("nobody else has locked it");
+        let _ = script("install.sh", "/usr/local/").expect_success("install.sh");
+
+        let template = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl";
+        let cases: [(&str, &str, &[&str], &str); 4] = [
+            (
+                "docker",
+                "etc/docker",
+                &["--name", "gpu"],
+                "run `gpushare configure docker --remove --name gpu` first",
+            ),
+            (
+                "crio",
+                "etc/crio",
+                &["--name", "gpu", "--default"],
+                "run `gpushare configure crio --remove --name gpu` first",
+            ),
+            (
+                "containerd",
+                "var/lib/rancher/k3s/agent/etc/containerd",
+                &["--config", template],
+                &format!("run `gpushare configure containerd --remove --config {template}` first"),
+            ),
+            (
+                "podman",
+                "etc/containers/containers.conf.d",
+                &[],
+                "run `gpushare configure podman --remove` first",
+            ),
+        ];
+        for (engine, folder, words, remedy) in cases {
+            // Others read the settings that it makes, and write none, whatever the caller's mask.
+            for mask in ["077", "000"] {
+                // It may not be there.
+                let _ = fs::remove_dir_all(machine.path(folder));
+                let by_mask = ["sh", "-c", "umask $1; shift; exec \"$@\"", "sh", mask];
+                let configure =
+                    [&by_mask[..], &["/usr/local/bin/gpushare", "configure", engine], words].concat();
+                let _ = machine.run(&configure).expect_success("configure");
+                let made = machine.path(folder).metadata().expect("it is there").permissions().mode();
+                assert_eq!(made & 0o7777, 0o755, "{engine}, {mask}");
+            }
+            let told = script("uninstall.sh", "/usr/local");
+            let want = format!("uninstall.sh: {engine} still has the runtime: {remedy}");
+            assert!(!told.success() && told.stderr.contains(&want), "{want}: {told:?}");
+            let (_, command) = remedy.split_once('`').expect("it is a command");
+            let (command, _) = command.split_once('`').expect("it has an end");
+            let _ = machine.run(&["sh", "-c", &format!("/usr/local/bin/{command}")]).expect_success(command);
+        }
+        let by_hand = "etc/containerd/by-hand.toml";
+        fs::create_dir_all(machine.path("etc/containerd")).expect("a folder can be made in an overlay");
+        let main = machine.path("etc/containerd/config.toml");
+        fs::write(&main, "version = 2\nimports = [\"/etc/containerd/by-*.toml\"]\n")
+            .expect("it can be written");
+        let text = "[plugins.x.containerd.runtimes.mine.options]\nBinaryName = \"/usr/local/bin/gpushare-runtime\"\n";
+        fs::write(machine.path(by_hand), text).expect("a file can be written in an overlay");
+        let told = script("uninstall.sh", "/usr/local");
+        let want = "take /usr/local/bin/gpushare-runtime out of /etc/containerd/by-hand.toml first";
+        assert!(!told.success() && told.stderr.contains(want), "{told:?}");
+        fs::remove_file(machine.path(by_hand)).expect("it can be removed");
+
+        // A container without a share is stopped by the runtime, too.
+        let scratch = Scratch::new("runs");
+        let notes = [("runtime", "/usr/local/bin/gpushare-runtime".to_owned())];
+        let shim = Shim::start(&scratch, &machine, &notes);
+        let told = script("uninstall.sh", "/usr/local");
+        let want = "container pod-1 still runs by the runtime: end it first";
+        assert!(!told.success() && told.stderr.contains(want), "{told:?}");
+        drop(shim);
+        fs::remove_dir_all(machine.path("run/anywhere")).expect("it can be removed");
+
+        // What names no runtime keeps nobody, however odd it is.
+        fs::create_dir_all(machine.path("etc/docker")).expect("a folder can be made in an overlay");
+        fs::write(machine.path("etc/docker/daemon.json"), "").expect("a file can be written in an overlay");
+        let told = script("uninstall.sh", "/usr/local/").expect_success("nobody needs it");
+        assert!(!told.stdout.contains("it was changed"), "{told:?}");
+        let left =
+            machine.left().into_iter().filter(|path| path.contains("gpushare") && !path.starts_with("var/"));
+        assert_eq!(left.collect::<Vec<_>>(), ["run/gpushare-installer.lock"]);
+    });
+}
+
+#[test]
+#[ignore = "needs root and the release build: runs it in a root of its own"]
+fn a_program_of_anybody_that_is_called_as_an_engine_misleads_nobody() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    private(|| {
+        let machine = Machine::new();
+        let own = machine.path("home/eve");
+        fs::create_dir_all(&own).expect("a folder can be made in an overlay");
+        // It becomes root whoever calls it, and what it is told to do is a name, of what keeps a reader waiting.
+        let program = own.join("program");
+        let _ = fs::copy(fs::canonicalize("/usr/bin/python3").expect("it is there"), &program)
+            .expect("a program can be copied");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("root may allow it");
+        let waits = "import time; time.sleep(1000)";
+        let _ = command::run(Command::new("mkfifo").arg(own.join(waits))).expect_success("mkfifo");
+        let mut engine = Command::new(&program);
+        engine.arg0("containerd").args(["-c", waits]).current_dir(&own).uid(65_534);
+        let mut engine = engine.spawn().expect("it starts");
+        let status = || fs::read_to_string(format!("/proc/{}/status", engine.id())).unwrap_or_default();
+        assert!(
+            command::eventually(Duration::from_secs(20), || status().contains("Uid:\t65534\t0\t")),
+            "{}",
+            status()
+        );
+        let doctor = command::run(Command::new(artifacts::cli()).arg("doctor"));
+        assert!(!doctor.stdout.contains("time.sleep"), "{doctor:?}");
+        engine.kill().expect("one's own child can be ended");
+        let _ = engine.wait().expect("and waited for");
+    });
+}
+
+#[test]
+#[ignore = "needs the release build: installs its files"]
+fn a_relative_folder_is_one_of_the_callers_own() {
+    let scratch = Scratch::new("relative");
+    for script in ["install.sh", "uninstall.sh"] {
+        let mut run = Command::new(artifacts::checkout().join("packaging").join(script));
+        let _ = command::run(run.args(["stage", "/usr/local"]).current_dir(scratch.path()))
+            .expect_success(script);
+        let is_there = scratch.path().join("stage/usr/local/bin/gpushare").exists();
+        assert_eq!(is_there, script == "install.sh");
+    }
 }
 
 #[test]

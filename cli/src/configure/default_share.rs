@@ -78,6 +78,12 @@ pub fn undecided() -> Result<Option<String>> {
     Ok((!is_decided).then(|| note.to_owned()))
 }
 
+/// What the user is told who takes an engine's runtime out, while others may have it.
+pub fn kept() -> Option<String> {
+    let path = file::drop_in(NAME);
+    path.exists().then(|| format!("the default share stays, for all engines: {}", path.display()))
+}
+
 /// What the user is told where other settings win over `share`.
 pub fn overridden(share: &DefaultShare) -> Result<Option<String>> {
     let wanted =

@@ -5,10 +5,12 @@ use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, ensure};
 use procfs::process::Process;
 use serde_json::Value;
 use toml::Table;
 
+use super::registered::programs;
 use super::target::{self, Target};
 use super::{Engine, WRAPPER, check, file, toml_text};
 
@@ -24,8 +26,8 @@ pub struct Known {
     pub engine: Engine,
     /// The settings that it reads, where a flag names them.
     pub named: Option<PathBuf>,
-    /// Whether it knows our program as a runtime.
-    pub knows: bool,
+    /// Whether its settings name our program as a runtime; else why nobody can tell.
+    pub knows: Result<bool>,
 }
 
 impl Known {
@@ -41,36 +43,59 @@ impl Known {
     }
 }
 
-/// The engines that run or are installed on this machine. Left out are containerd where docker alone uses it,
-/// and an engine whose settings cannot be read, about which `gpushare configure` says more.
+/// The engines that run or are installed on this machine. Left out is containerd where docker alone uses it.
 pub fn engines() -> Vec<Known> {
-    let daemons: Vec<Daemon> = host_processes().filter_map(|process| Daemon::of(&process)).collect();
+    let daemons = daemons();
     let has_docker = check::program(Engine::Docker).is_some();
     let serves_pods = host_processes().any(|process| runs_one_of(&process, &KUBELETS));
     let of_docker_alone = |known: &Known| {
         known.engine == Engine::Containerd && known.named.is_none() && has_docker && !serves_pods
     };
     let known = ENGINES.iter().flat_map(|engine| of(*engine, &daemons));
-    known.filter(|known| known.knows || !of_docker_alone(known)).collect()
+    known.filter(|known| matches!(known.knows, Ok(true)) || !of_docker_alone(known)).collect()
+}
+
+/// The engines that run, but for a containerd that docker has of its own.
+pub fn daemons() -> Vec<Daemon> {
+    host_processes().filter_map(|process| Daemon::of(&process)).collect()
+}
+
+/// Refuses a default runtime in the file of a dockerd that has one by a flag: it would not start again.
+pub fn may_name_default(file: &Path) -> Result<()> {
+    const FLAG: &str = "--default-runtime";
+    let reads = |daemon: &Daemon| {
+        let read = daemon.named.as_deref().unwrap_or(target::usual(Engine::Docker));
+        daemon.engine == Engine::Docker && file::resolve(read).is_ok_and(|read| read == file)
+    };
+    let has = |flag: &String| flag.split('=').next() == Some(FLAG);
+    let found = daemons().into_iter().find(|daemon| reads(daemon) && daemon.flags.iter().any(has));
+    ensure!(
+        found.is_none(),
+        "the dockerd that runs has the flag {FLAG}, and would not start again beside a default runtime in {}: take the \
+         flag out of its unit and restart it first",
+        file.display()
+    );
+    Ok(())
 }
 
 /// The engine as it runs, once for each of its settings, else as it would.
 fn of(engine: Engine, daemons: &[Daemon]) -> Vec<Known> {
-    let installed = Daemon { engine, named: None, has_flag: false };
+    let installed = Daemon { engine, named: None, flags: vec![] };
     let mut running: Vec<&Daemon> = daemons.iter().filter(|daemon| daemon.engine == engine).collect();
     if running.is_empty() && check::program(engine).is_some() {
         running.push(&installed);
     }
-    running.into_iter().filter_map(Daemon::known).collect()
+    running.into_iter().map(Daemon::known).collect()
 }
 
 /// An engine that runs.
 #[derive(Debug, PartialEq, Eq)]
-struct Daemon {
-    engine: Engine,
-    named: Option<PathBuf>,
-    /// Whether a flag names our program.
-    has_flag: bool,
+pub struct Daemon {
+    pub engine: Engine,
+    /// Its settings file, where a flag names one.
+    pub named: Option<PathBuf>,
+    /// Its words on the command line.
+    pub flags: Vec<String>,
 }
 
 impl Daemon {
@@ -82,18 +107,20 @@ impl Daemon {
             Ok(folder) => folder.join(path),
             Err(_) => PathBuf::from(path),
         });
-        let has_flag = flags.iter().any(|flag| is_named(flag.rsplit('=').next().unwrap_or(flag), WRAPPER));
         let of_docker = named.as_ref().is_some_and(|path| path.ends_with(OF_DOCKER));
-        (!of_docker).then_some(Self { engine, named, has_flag })
+        (!of_docker).then(|| Self { engine, named, flags: flags.to_vec() })
     }
 
-    fn known(&self) -> Option<Known> {
-        let target = match &self.named {
-            Some(path) if self.engine == Engine::Containerd => target::read(path),
-            named => target::find(self.engine, named.as_deref()).ok()?,
+    fn known(&self) -> Known {
+        let knows = || {
+            let target = match &self.named {
+                Some(path) if self.engine == Engine::Containerd => target::read(path),
+                named => target::find(self.engine, named.as_deref())?,
+            };
+            let is_ours = |flag: &String| is_named(flag.rsplit('=').next().unwrap_or(flag), WRAPPER);
+            Ok(self.flags.iter().any(is_ours) || knows(self.engine, &target)?)
         };
-        let knows = self.has_flag || knows(self.engine, &target)?;
-        Some(Known { engine: self.engine, named: self.named.clone(), knows })
+        Known { engine: self.engine, named: self.named.clone(), knows: knows() }
     }
 }
 
@@ -112,13 +139,19 @@ fn config(engine: Engine, flags: &[String]) -> Option<&str> {
     (Path::new(path) != target::usual(engine)).then_some(path)
 }
 
-/// Processes of root outside of containers: a name alone anybody can give to his program.
+/// Processes of root outside of containers, with names of root's own choice: anybody can give another one to his own
+/// program, and to one that becomes root whoever starts it.
 fn host_processes() -> impl Iterator<Item = Process> {
     let here = Process::myself().ok().and_then(|process| place(&process));
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
-    all.filter(move |process| {
-        process.uid().is_ok_and(|uid| uid == 0) && here.is_some() && place(process) == here
-    })
+    all.filter(move |process| is_of_root(process) && here.is_some() && place(process) == here)
+}
+
+fn is_of_root(process: &Process) -> bool {
+    const SET_USER_ID: u32 = 0o4000;
+    let program = std::fs::metadata(format!("/proc/{}/exe", process.pid()));
+    let users = process.status().map(|status| [status.ruid, status.euid, status.suid, status.fuid]);
+    users.is_ok_and(|users| users == [0; 4]) && program.is_ok_and(|file| file.mode() & SET_USER_ID == 0)
 }
 
 /// What tells a host's process from a container's: the pid and user namespaces, and the root folder.
@@ -138,34 +171,27 @@ fn is_named(path: &str, program: &str) -> bool {
     path.rsplit('/').next() == Some(program)
 }
 
-/// Whether the settings name our program as a runtime; `None` when they cannot be read.
-fn knows(engine: Engine, target: &Target) -> Option<bool> {
+/// Whether the settings name our program as a runtime.
+fn knows(engine: Engine, target: &Target) -> Result<bool> {
     let mut paths = vec![target.file.clone(), target.main.clone()];
     if engine == Engine::Containerd {
-        paths.extend(target::imports(&target.main).ok()?.iter().flat_map(target::Import::files));
+        paths.extend(target::imports(&target.main)?.iter().flat_map(target::Import::files));
     }
-    let mut settings: Vec<Value> = target.others.iter().map(json).collect::<Option<_>>()?;
+    let mut settings: Vec<Value> = target.others.iter().map(json).collect::<Result<_>>()?;
     for path in paths {
-        let Some(text) = file::read(&path).ok()? else { continue };
-        settings.push(match engine {
-            Engine::Docker => serde_json::from_str(&text).ok()?,
-            _ => json(&toml_text::values(&text).ok()?)?,
-        });
+        let Some(text) = file::read(&path)? else { continue };
+        let text = text.trim_start_matches('\u{feff}');
+        let values = match engine {
+            Engine::Docker => serde_json::from_str(text).map_err(anyhow::Error::from),
+            _ => toml_text::values(text).map_err(anyhow::Error::from).and_then(|values| json(&values)),
+        };
+        settings.push(values.with_context(|| format!("{} cannot be understood", path.display()))?);
     }
-    Some(settings.iter().any(names_the_wrapper))
+    Ok(settings.iter().any(|values| !programs(values, &mut vec![]).is_empty()))
 }
 
-fn json(values: &Table) -> Option<Value> {
-    serde_json::to_value(values).ok()
-}
-
-fn names_the_wrapper(values: &Value) -> bool {
-    match values {
-        Value::String(text) => is_named(text, WRAPPER),
-        Value::Array(list) => list.iter().any(names_the_wrapper),
-        Value::Object(fields) => fields.values().any(names_the_wrapper),
-        _ => false,
-    }
+fn json(values: &Table) -> Result<Value> {
+    Ok(serde_json::to_value(values)?)
 }
 
 #[cfg(test)]
@@ -179,7 +205,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("settings");
         let target = target::find(Engine::Docker, Some(&path)).unwrap();
-        assert_eq!(knows(Engine::Docker, &target), Some(false), "no file");
+        assert!(!knows(Engine::Docker, &target).unwrap(), "no file");
         for (engine, text, want) in [
             (
                 Engine::Docker,
@@ -189,11 +215,12 @@ mod tests {
             (Engine::Docker, r#"{"runtimes": {"gpushare-runtime": {"path": "/usr/bin/crun"}}}"#, Some(false)),
             (Engine::Docker, "{", None),
             (Engine::Docker, "{}", Some(false)),
+            (Engine::Docker, "\u{feff}{}", Some(false)),
             (Engine::Containerd, "[a.options]\nBinaryName = '/usr/bin/gpushare-runtime'\n", Some(true)),
             (Engine::Containerd, "# /usr/bin/gpushare-runtime\nversion = 2\n", Some(false)),
         ] {
             fs::write(&path, text).unwrap();
-            assert_eq!(knows(engine, &target), want, "{text}");
+            assert_eq!(knows(engine, &target).ok(), want, "{text}");
         }
     }
 
@@ -202,10 +229,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let main = folder.path().join("config.toml");
         fs::write(&main, "imports = ['conf.d/*.toml']\nversion = 2\n").unwrap();
-        assert_eq!(knows(Engine::Containerd, &target::read(&main)), Some(false));
+        assert!(!knows(Engine::Containerd, &target::read(&main)).unwrap());
         fs::create_dir(folder.path().join("conf.d")).unwrap();
         fs::write(folder.path().join("conf.d/a.toml"), "[a]\nb = '/opt/gpushare-runtime'\n").unwrap();
-        assert_eq!(knows(Engine::Containerd, &target::read(&main)), Some(true));
+        assert!(knows(Engine::Containerd, &target::read(&main)).unwrap());
     }
 
     #[test]
@@ -228,7 +255,7 @@ mod tests {
     #[test]
     fn the_remedy_names_the_file_that_lasts() {
         let known =
-            |engine, named: Option<&str>| Known { engine, named: named.map(PathBuf::from), knows: false };
+            |engine, named: Option<&str>| Known { engine, named: named.map(PathBuf::from), knows: Ok(false) };
         for (known, want) in [
             (known(Engine::Docker, None), "gpushare configure docker"),
             (known(Engine::Docker, Some("/srv/d.json")), "gpushare configure docker --config /srv/d.json"),

@@ -9,6 +9,7 @@ use toml::Table;
 
 use super::Engine;
 use super::{containerd, file, toml_text};
+use crate::program::in_shell;
 
 const DAEMON_JSON: &str = "/etc/docker/daemon.json";
 const CONTAINERD: &str = "/etc/containerd/config.toml";
@@ -19,24 +20,42 @@ const PODMAN_DROP_INS: &str = "/etc/containers/containers.conf.d";
 /// Name of our drop-ins; they are read after those of packages.
 const DROP_IN: &str = "99-gpushare";
 
-/// Distributions that bring a containerd of their own: its folder, what to edit, what to restart.
-const OWN_CONTAINERD: [(&str, &str, &str); 4] = [
-    (
-        "/var/lib/rancher/k3s/agent/etc/containerd",
-        "config.toml.tmpl (config-v3.toml.tmpl for containerd 2)",
-        "systemctl restart k3s (or k3s-agent)",
-    ),
-    (
-        "/var/lib/rancher/rke2/agent/etc/containerd",
-        "config.toml.tmpl (config-v3.toml.tmpl for containerd 2)",
-        "systemctl restart rke2-server (or rke2-agent)",
-    ),
-    (
-        "/var/snap/microk8s/current/args",
-        "containerd-template.toml",
-        "snap restart microk8s.daemon-containerd",
-    ),
-    ("/etc/k0s", "containerd.d/gpushare.toml", "systemctl restart k0sworker (or k0scontroller)"),
+/// A distribution of Kubernetes that brings a containerd of its own.
+struct Distribution {
+    /// Its containerd's folder.
+    folder: &'static str,
+    /// What to edit there.
+    edited: &'static str,
+    /// Patterns of the files there from which its containerd's settings are made.
+    sources: &'static [&'static str],
+    restart: &'static str,
+}
+
+const DISTRIBUTIONS: [Distribution; 4] = [
+    Distribution {
+        folder: "/var/lib/rancher/k3s/agent/etc/containerd",
+        edited: "config.toml.tmpl (config-v3.toml.tmpl for containerd 2)",
+        sources: &["*.tmpl", "*.d/*.toml"],
+        restart: "systemctl restart k3s (or k3s-agent)",
+    },
+    Distribution {
+        folder: "/var/lib/rancher/rke2/agent/etc/containerd",
+        edited: "config.toml.tmpl (config-v3.toml.tmpl for containerd 2)",
+        sources: &["*.tmpl", "*.d/*.toml"],
+        restart: "systemctl restart rke2-server (or rke2-agent)",
+    },
+    Distribution {
+        folder: "/var/snap/microk8s/current/args",
+        edited: "containerd-template.toml",
+        sources: &["containerd-template.toml"],
+        restart: "snap restart microk8s.daemon-containerd",
+    },
+    Distribution {
+        folder: "/etc/k0s",
+        edited: "containerd.d/gpushare.toml",
+        sources: &["containerd.toml", "containerd.d/*.toml"],
+        restart: "systemctl restart k0sworker (or k0scontroller)",
+    },
 ];
 
 /// Where a runtime is written.
@@ -84,15 +103,46 @@ pub fn read(main: &Path) -> Target {
 
 /// The file to name so that the engine which reads `file` gets a runtime, in words for the user.
 pub fn edited_for(engine: Engine, file: &Path) -> String {
-    match own_containerd(file).filter(|_| engine == Engine::Containerd) {
-        Some((folder, edited, _)) => format!("{folder}/{edited}"),
-        None => file.display().to_string(),
+    match distribution(file).filter(|_| engine == Engine::Containerd) {
+        Some(Distribution { folder, edited, .. }) => format!("{folder}/{edited}"),
+        None => in_shell(&file.to_string_lossy()),
     }
 }
 
 /// The distribution whose containerd `file` belongs to.
-fn own_containerd(file: &Path) -> Option<&'static (&'static str, &'static str, &'static str)> {
-    OWN_CONTAINERD.iter().find(|(folder, ..)| file.starts_with(folder))
+fn distribution(file: &Path) -> Option<&'static Distribution> {
+    DISTRIBUTIONS.iter().find(|distribution| file.starts_with(distribution.folder))
+}
+
+/// The files that an engine reads without being told to, or that its settings are made from; they may be missing.
+pub fn all_usual(engine: Engine) -> Vec<PathBuf> {
+    let with_drop_ins = |mains: &[&str], folder: &str| {
+        let mains = mains.iter().map(PathBuf::from);
+        mains.chain(sorted(Path::new(folder), |name| name.ends_with(".conf"))).collect()
+    };
+    match engine {
+        Engine::Docker => vec![PathBuf::from(DAEMON_JSON)],
+        Engine::Crio => with_drop_ins(&[CRIO], CRIO_DROP_INS),
+        Engine::Podman => with_drop_ins(&PODMAN, PODMAN_DROP_INS),
+        Engine::Containerd => {
+            let sources = DISTRIBUTIONS.iter().flat_map(|distribution| {
+                let patterns = distribution.sources.iter();
+                patterns.flat_map(|pattern| found(&Path::new(distribution.folder).join(pattern)))
+            });
+            sources.chain(with_imports(Path::new(CONTAINERD))).collect()
+        }
+    }
+}
+
+/// A containerd file and those that it imports, as far as it can be understood.
+pub fn with_imports(main: &Path) -> Vec<PathBuf> {
+    let imports = imports(main).unwrap_or_default();
+    std::iter::once(main.to_owned()).chain(imports.iter().flat_map(Import::files)).collect()
+}
+
+/// Whether a distribution's containerd reads the file, or it is made for it.
+pub fn is_of_distribution(file: &Path) -> bool {
+    distribution(file).is_some()
 }
 
 fn docker(named: Option<&Path>) -> Result<Target> {
@@ -110,12 +160,14 @@ fn docker(named: Option<&Path>) -> Result<Target> {
 
 fn named_containerd(path: &Path) -> Result<Target> {
     let file = file::resolve(path)?;
-    let own = own_containerd(&file);
+    let own = distribution(&file);
     let generated = file.file_name().is_some_and(|name| name == "config.toml" || name == "containerd.toml");
-    if let Some((folder, edited, _)) = own.filter(|(folder, ..)| folder.contains("rancher") && generated) {
+    if let Some(Distribution { folder, edited, .. }) =
+        own.filter(|own| own.folder.contains("rancher") && generated)
+    {
         bail!("{} is written anew at every start: name the template, {folder}/{edited}", file.display());
     }
-    let restart = own.map_or("systemctl restart containerd", |(.., restart)| *restart);
+    let restart = own.map_or("systemctl restart containerd", |own| own.restart);
     // What containerd makes of both files is checked if the usual file imports this one.
     let usual = Path::new(CONTAINERD);
     let imported = own.is_none() && file != usual && imports(usual)?.iter().any(|import| import.holds(&file));
@@ -127,10 +179,10 @@ fn named_containerd(path: &Path) -> Result<Target> {
 /// are: containerd 1.x replaces all of a plugin's settings by those of a file that it imports, so a drop-in
 /// beside them would remove them.
 fn usual_containerd() -> Result<Target> {
-    let own: Vec<String> = OWN_CONTAINERD
+    let own: Vec<String> = DISTRIBUTIONS
         .iter()
-        .filter(|(folder, edited, _)| folder_in_use(folder, edited))
-        .map(|(folder, edited, _)| format!("{folder}/{edited}"))
+        .filter(|own| folder_in_use(own.folder, own.edited))
+        .map(|own| format!("{}/{}", own.folder, own.edited))
         .collect();
     if !own.is_empty() {
         bail!(
@@ -159,15 +211,15 @@ fn containerd_file(main: &Path) -> Result<PathBuf> {
         return Ok(main.to_path_buf());
     }
     let imports = imports(main)?;
-    let files = || std::iter::once(main.to_path_buf()).chain(imports.iter().flat_map(Import::files));
-    for file in files() {
+    let files = with_imports(main);
+    for file in &files {
         // A file that has the handler already is brought up to date, or the handler is taken out.
-        if file::read(&file)?.is_some_and(|text| text.contains(toml_text::BEGIN)) {
-            return Ok(file);
+        if file::read(file)?.is_some_and(|text| text.contains(toml_text::BEGIN)) {
+            return Ok(file.clone());
         }
     }
     let mut found = None;
-    for file in files() {
+    for file in files {
         if has_cri(&file)? == Some(true) {
             found = Some(file);
         }
@@ -253,7 +305,8 @@ fn found(path: &Path) -> Vec<PathBuf> {
     }
 }
 
-fn sorted(folder: &Path, fits: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+/// The regular files of a folder whose names fit, in the order of names.
+pub fn sorted(folder: &Path, fits: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries
         .filter(|entry| fits(&entry.file_name().to_string_lossy()))

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -24,12 +25,13 @@ use gpushare_tests::leases::leases;
 use gpushare_tests::machine::entries;
 use gpushare_tests::namespace::private;
 use gpushare_tests::needs::{Need, met};
-use gpushare_tests::node::SimulatedNode;
+use gpushare_tests::node::{SimulatedNode, ledger_in};
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::Runtime;
 use gpushare_tests::scratch::Scratch;
+use gpushare_tests::shim::Shim;
 
-use self::node::{Node, Shim};
+use self::node::Node;
 
 /// Two versions of the image, whose programs are the same.
 const OLD: &str = "0.0.9";
@@ -225,6 +227,11 @@ fn an_installer_that_is_killed_at_any_step_goes_on() {
     }
 }
 
+fn end(mut process: Child) {
+    process.kill().expect("one's own child can be ended");
+    let _ = process.wait().expect("and waited for");
+}
+
 #[test]
 #[ignore = "needs root and the release build: installs on a node of its own"]
 fn a_build_stays_while_a_container_or_a_process_or_a_device_needs_it() {
@@ -239,18 +246,19 @@ fn a_build_stays_while_a_container_or_a_process_or_a_device_needs_it() {
         let config = format!(r#"{{"hooks":{{"poststop":[{{"path":"{of_old}/bin/gpushare-hook"}}]}}}}"#);
 
         let false_ones = [None, Some(NOBODY)].map(|user| Shim::false_one(&scratch, &config, user));
-        let shim = Shim::start(&scratch, &node, &[("config.json", config.clone())]);
+        let shim = Shim::start(&scratch, &node.machine, &[("config.json", config.clone())]);
         node.install(NEW);
         assert_eq!(node.current(), Some(build(NEW)));
         assert!(node.has(OLD), "a container's hook is in it");
         drop(shim);
 
         let agent = node.machine.path(&of_old[1..]).join("bin/gpushare-kube");
-        let mut agent = Command::new(agent).arg("1000").spawn().expect("it starts");
+        // Anybody may run it, and keeps nobody by it.
+        let by_anybody = Command::new(&agent).arg("1000").uid(NOBODY).spawn().expect("it starts");
+        let agent = Command::new(agent).arg("1000").spawn().expect("it starts");
         node.install(NEW);
-        assert!(node.has(OLD), "a process runs from it");
-        agent.kill().expect("one's own child can be ended");
-        let _ = agent.wait().expect("and waited for");
+        assert!(node.has(OLD), "a process of root runs from it");
+        end(agent);
 
         let device = node.machine.path("etc/cdi/gpushare-share.json");
         fs::create_dir_all(device.parent().expect("it has a folder"))
@@ -261,7 +269,8 @@ fn a_build_stays_while_a_container_or_a_process_or_a_device_needs_it() {
         fs::remove_file(device).expect("the file can be removed");
 
         node.install(NEW);
-        assert!(!node.has(OLD), "nobody needs it any more, whatever false shims say");
+        assert!(!node.has(OLD), "nobody needs it any more, whatever others say");
+        end(by_anybody);
         drop(false_ones);
     });
 }
@@ -283,7 +292,7 @@ fn a_container_of_an_earlier_build_keeps_its_share_and_is_ended_by_the_later_one
         let container = runtime.run(&bundle);
         let config = fs::read_to_string(bundle.config_path()).expect("it is there");
         assert!(config.contains(&format!("/opt/gpushare/{}/bin/gpushare-hook", build(OLD))), "{config}");
-        let shim = Shim::start(&scratch, &node, &[("config.json", config)]);
+        let shim = Shim::start(&scratch, &node.machine, &[("config.json", config)]);
 
         node.install(NEW);
         assert!(node.has(OLD), "the container's hook is in it");
@@ -385,7 +394,7 @@ fn a_removal_waits_for_containers_and_leaves_nothing() {
         install();
         // It asked for nothing, so its config.json tells nothing; its shim calls the runtime to stop it.
         let runtime = r#"{"binary_name":"/opt/gpushare/current/bin/gpushare-runtime"}"#;
-        let shim = Shim::start(&scratch, &node, &[("options.json", runtime.to_owned())]);
+        let shim = Shim::start(&scratch, &node.machine, &[("options.json", runtime.to_owned())]);
 
         let outcome = command::run(node.installer(NEW, "remove").env("ENGINE", "none"));
         assert!(
@@ -411,6 +420,66 @@ fn a_removal_waits_for_containers_and_leaves_nothing() {
         assert_eq!(node.state().0, Vec::<String>::new());
         // Where nothing is left there is nothing to do.
         let _ = node.run(NEW, "remove").expect_success("node.sh remove");
+    });
+}
+
+#[test]
+#[ignore = "needs root and the release build: installs on a node of its own"]
+fn what_others_have_beside_it_stays_and_nothing_goes_while_nobody_can_tell() {
+    if !met(NEEDS) {
+        return;
+    }
+    private(|| {
+        let node = Node::new();
+        let scratch = Scratch::new("others");
+        // The folder of a build system, and one with a point in front.
+        let others = ["opt/gpushare/project/BUILD", "opt/gpushare/.old.backups/file"];
+        for path in others {
+            let path = node.machine.path(path);
+            fs::create_dir_all(path.parent().expect("it has a folder"))
+                .expect("a folder can be made in an overlay");
+            fs::write(path, "cc_library()\n").expect("a file can be written in an overlay");
+        }
+        let drop_in = "etc/gpushare/gpushare.toml.d/20-cluster.toml";
+        let own = node.machine.path(drop_in);
+        fs::create_dir_all(own.parent().expect("it has a folder"))
+            .expect("a folder can be made in an overlay");
+        fs::write(&own, "[request]\nstrict = true\n").expect("a file can be written in an overlay");
+        let settings = scratch.file("settings.toml", "[request]\nstrict = false\n");
+        let told = command::run(node.installer(NEW, "install").env("SETTINGS", &settings));
+        assert!(!told.success() && told.stderr.contains("is somebody's own"), "{told:?}");
+        // A distribution's containerd, by whose template it is told.
+        let template = "var/lib/rancher/k3s/agent/etc/containerd/config.toml.tmpl";
+        fs::create_dir_all(node.machine.path(template).parent().expect("it has a folder"))
+            .expect("a folder can be made in an overlay");
+        let of_k3s = |verb| {
+            let mut run = node.installer(NEW, verb);
+            command::run(run.env("ENGINE_CONFIG", format!("/{template}")).env("ENGINE_UNIT", "k3s"))
+        };
+        let _ = of_k3s("install").expect_success("node.sh install");
+        assert!(node.read(template).contains("/opt/gpushare/current/bin/gpushare-runtime"));
+
+        let ledger = ledger_in(&node.machine.path("run/gpushare"));
+        fs::create_dir_all(ledger.parent().expect("it has a folder"))
+            .expect("a folder can be made in an overlay");
+        let private = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(node.machine.path("run/gpushare"), private).expect("it is private as gpushare's");
+        fs::write(&ledger, "gpushare leases, version 9999: 0000000000 bytes, crc32 00000000\n")
+            .expect("a file can be written in an overlay");
+        let told = of_k3s("remove");
+        assert!(
+            !told.success() && told.stderr.contains("cannot tell whether containers hold shares"),
+            "{told:?}"
+        );
+        assert_eq!(node.current(), Some(build(NEW)));
+        fs::remove_file(ledger).expect("it can be removed");
+
+        let _ = of_k3s("remove").expect_success("node.sh remove");
+        assert_eq!(node.current(), None);
+        assert_eq!(node.read(drop_in), "[request]\nstrict = true\n");
+        for path in others {
+            assert_eq!(node.read(path), "cc_library()\n", "{path}");
+        }
     });
 }
 

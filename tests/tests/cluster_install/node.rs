@@ -3,8 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Command;
 
 use gpushare_tests::artifacts;
 use gpushare_tests::command::{self, Outcome};
@@ -12,7 +11,7 @@ use gpushare_tests::machine::{Machine, entries};
 use gpushare_tests::scratch::Scratch;
 use nix::mount::{MsFlags, mount};
 
-use super::{AGENT, ENGINE_FILE, build, image};
+use super::{ENGINE_FILE, build, image};
 
 /// A machine as a node: its engine is containerd, which systemd restarts.
 pub struct Node {
@@ -150,61 +149,3 @@ status=$?
 [ "$number" != "$AT" ] || kill -9 0
 exit $status
 "#;
-
-/// A process that keeps a container as a shim of containerd does: it works in the container's folder, where `notes`
-/// are. Ended on drop.
-pub struct Shim {
-    pub process: Child,
-}
-
-impl Shim {
-    pub fn start(scratch: &Scratch, node: &Node, notes: &[(&str, String)]) -> Self {
-        let folder = node.machine.path("run/anywhere/io.containerd.runtime.v2.task/k8s.io/pod-1");
-        fs::create_dir_all(&folder).expect("a folder can be made in an overlay");
-        for (name, text) in notes {
-            fs::write(folder.join(name), text).expect("a file can be written in an overlay");
-        }
-        Self::started(Command::new(Self::program(scratch)).arg("1000").current_dir(folder))
-    }
-
-    /// A process that somebody else than the node's root calls so, who has root in a container or is `user`. Its folder
-    /// lies beside one that names `needs`, and beside what keeps readers waiting.
-    pub fn false_one(scratch: &Scratch, needs: &str, user: Option<u32>) -> Self {
-        let beside = scratch.folder(&format!("false {}", user.unwrap_or_default()));
-        for name in ["own", "named", "waits", "it's \"odd\"\nname"] {
-            fs::create_dir_all(beside.join(name)).expect("a folder can be made");
-        }
-        fs::write(beside.join("named/config.json"), needs).expect("a file can be written");
-        let pipe = beside.join("waits/config.json");
-        let _ = command::run(Command::new("mkfifo").arg(pipe)).expect_success("mkfifo");
-        let program = Self::program(scratch);
-        let mut command = Command::new(match user {
-            Some(_) => program.as_os_str(),
-            None => "unshare".as_ref(),
-        });
-        match user {
-            Some(user) => command.uid(user),
-            None => command.args(["--pid", "--fork", "--kill-child"]).arg(program),
-        };
-        Self::started(command.arg("1000").current_dir(beside.join("own")))
-    }
-
-    fn program(scratch: &Scratch) -> PathBuf {
-        let program = scratch.path().join("containerd-shim-runc-v2");
-        if !program.exists() {
-            let _ = fs::copy(AGENT, &program).expect("a program can be copied");
-        }
-        program
-    }
-
-    fn started(command: &mut Command) -> Self {
-        Self { process: command.spawn().expect("it starts") }
-    }
-}
-
-impl Drop for Shim {
-    fn drop(&mut self) {
-        self.process.kill().expect("one's own child can be ended");
-        let _ = self.process.wait().expect("and waited for");
-    }
-}
