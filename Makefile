@@ -86,6 +86,10 @@ demo: packages build ## Two containers share one GPU; a third is refused until o
 	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
 	target/release/gpushare demo $$(test ! -x $(NVIDIA_SMI) || echo --nvidia-smi $(NVIDIA_SMI))
 
+# Beside `build` it needs other parts of the machine at other times.
+programs: ## Builds all tests.
+	$(CARGO) test --no-run --workspace --locked $(SHIMS:%=--exclude %)
+
 test: packages clients build ## All tests that this machine can run; as root, those of engines too.
 	tests/run.sh
 
