@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use toml::{Table, Value};
 
-use super::{File, line, read};
+use super::{File, line, read, shipped};
 
 /// The shipped settings with the low-level runtimes and the state folder of `files`, whatever other mistakes
 /// these have. `None` if a file cannot be read, or is so far from TOML that these two may be lost in it.
@@ -12,7 +12,8 @@ pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
     let mut saved = File::default();
     for path in files {
         let text = read(path).ok()?;
-        let mut table = toml::from_str(&text).ok().or_else(|| without_slips(&text))?;
+        let whole = toml::from_str(&text).ok().filter(|table| !is_misplaced(table));
+        let mut table = whole.or_else(|| without_slips(&text)).filter(|table| !is_misspelt(table))?;
         let mut take =
             |section: &str, key: &str| table.get_mut(section).and_then(Value::as_table_mut)?.remove(key);
         if let Some(candidates) = take("runtime", "candidates") {
@@ -54,6 +55,29 @@ pub(super) fn without_slips(text: &str) -> Option<Table> {
         lines[slip] = "";
     }
     None
+}
+
+/// Whether a key that is salvaged stands in another section.
+fn is_misplaced(table: &Table) -> bool {
+    let has = |section: &str, values: &Value| {
+        let keys = SALVAGED.iter().filter(|place| place.0 != section).map(|place| place.1);
+        values.as_table().is_some_and(|values| keys.into_iter().any(|key| values.contains_key(key)))
+    };
+    table
+        .iter()
+        .any(|(section, values)| has(section, values) || SALVAGED.iter().any(|place| place.1 == section))
+}
+
+/// Whether a section from which something is salvaged has a key that nobody knows: it may be meant.
+fn is_misspelt(table: &Table) -> bool {
+    let shipped = shipped().unwrap_or_default();
+    let known = |section: &str, key: &String| {
+        shipped.get(section).and_then(Value::as_table).is_some_and(|values| values.contains_key(key))
+    };
+    SALVAGED.iter().any(|(section, _)| {
+        let values = table.get(*section).and_then(Value::as_table);
+        values.is_some_and(|values| !values.keys().all(|key| known(section, key)))
+    })
 }
 
 /// Whether a key stands in `table`, in its section, if any line speaks of it.

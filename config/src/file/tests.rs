@@ -142,8 +142,16 @@ fn runtimes_and_state_are_saved_from_a_file_with_a_mistake() {
     assert!(merge(std::slice::from_ref(&path)).is_err());
     let saved = salvage(std::slice::from_ref(&path)).unwrap().into_config(Path::new("/opt/bin")).unwrap();
     assert_eq!((saved.runtimes, saved.paths.state), (vec!["/usr/bin/crun".into()], "/s".into()));
-    fs::write(&path, "[runtime\n").unwrap();
-    assert!(salvage(&[path]).is_none());
+    for lost in [
+        "[runtime\n",
+        "[runtme]\ncandidates = [\"/usr/bin/crun\"]\n",
+        "candidates = [\"/usr/bin/crun\"]\n",
+        "[runtime]\ncandidate = [\"/usr/bin/crun\"]\n",
+        "[runtime]\ncandidate = [\"/usr/bin/crun\"]\n[request]\nstrict = fasle\n",
+    ] {
+        fs::write(&path, lost).unwrap();
+        assert!(salvage(std::slice::from_ref(&path)).is_none(), "{lost}");
+    }
 }
 
 #[test]
