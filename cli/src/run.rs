@@ -1,6 +1,7 @@
 //! `gpushare run`: `docker run` or `podman run` of a container with a share. It only adds the words by which the
 //! share is asked for, and becomes the engine's own program.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -84,8 +85,11 @@ pub fn run(asked: &Run) -> Result<()> {
         let message = first.map_or(message.to_owned(), |word| format!("{message}; {word} is none of them"));
         return Err(Failure::usage(message).into());
     }
-    if names_a_runtime(&asked.words) {
-        let message = "the container would run by another runtime, without its share: take --runtime out";
+    let own = beside()?;
+    if let Some(other) =
+        named_runtime(&asked.words).filter(|named| named != "gpushare" && Path::new(named) != own)
+    {
+        let message = format!("--runtime {other} is another runtime, and gives no share: take it out");
         return Err(Failure::usage(message).into());
     }
     let config = Config::load()?;
@@ -99,7 +103,7 @@ pub fn run(asked: &Run) -> Result<()> {
     };
     let program = program(engine.program())
         .with_context(|| format!("{} is not installed, or not in PATH", engine.program()))?;
-    let words = words(asked, engine, !config.request.ignore_env, &beside()?);
+    let words = words(asked, engine, !config.request.ignore_env, &own);
     if asked.print {
         return Ok(table::line(&shell_line(engine.program(), &words))?);
     }
@@ -157,44 +161,66 @@ fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Flags of `docker run` and `podman run` that take no value.
-const WITHOUT_VALUE: [&str; 14] = [
+/// Flags of `docker run` (29) and `podman run` (5) that take no value.
+const WITHOUT_VALUE: [&str; 31] = [
     "--detach",
     "--disable-content-trust",
+    "--env-host",
+    "--help",
+    "--http-proxy",
     "--init",
     "--interactive",
     "--no-healthcheck",
+    "--no-hostname",
     "--no-hosts",
     "--oom-kill-disable",
+    "--passwd",
     "--privileged",
     "--publish-all",
     "--quiet",
     "--read-only",
+    "--read-only-tmpfs",
+    "--remote",
     "--replace",
     "--rm",
+    "--rmi",
+    "--rootfs",
+    "--sig-proxy",
+    "--syslog",
+    "--tls-verify",
+    "--trace",
+    "--transient-store",
     "--tty",
+    "--unsetenv-all",
+    "--use-api-socket",
+    "--version",
 ];
 /// The same by single letters, which may be joined.
-const LETTERS_WITHOUT_VALUE: &str = "diPqt";
+const LETTERS_WITHOUT_VALUE: &str = "dihPqrt";
 
-/// Whether the engine's words, up to the image, name a runtime. The last one counts there.
-fn names_a_runtime(words: &[OsString]) -> bool {
+/// The runtime that the engine's words name, up to the image. The last one would count there.
+fn named_runtime(words: &[OsString]) -> Option<String> {
     let mut words = words.iter().map(|word| word.to_string_lossy());
     while let Some(word) = words.next() {
-        let Some(flag) = word.strip_prefix('-').filter(|flag| !flag.is_empty()) else { return false };
-        if word == "--runtime" || word.starts_with("--runtime=") {
-            return true;
-        }
+        let flag = word.strip_prefix('-').filter(|flag| !flag.is_empty())?;
         let takes_next = match flag.strip_prefix('-') {
             Some(name) => !name.is_empty() && !name.contains('=') && !WITHOUT_VALUE.contains(&&*word),
             // `-e`, and `-ite`; `-eNAME` has its value in it.
             None => flag.find(|letter| !LETTERS_WITHOUT_VALUE.contains(letter)) == Some(flag.len() - 1),
         };
-        if takes_next {
-            words.next();
+        let value = takes_next.then(|| words.next()).flatten().unwrap_or_default();
+        if word == "--runtime" {
+            return Some(value.into_owned());
+        }
+        // Of a flag that nobody knows here it is not known whether it takes the next word.
+        if value == "--runtime" {
+            return words.next().map(Cow::into_owned);
+        }
+        if let Some(runtime) = [&word, &value].iter().find_map(|word| word.strip_prefix("--runtime=")) {
+            return Some(runtime.to_owned());
         }
     }
-    false
+    None
 }
 
 /// The runtime beside this program.
@@ -205,24 +231,24 @@ fn beside() -> Result<PathBuf> {
 
 /// docker's own message would not say what to do.
 fn knows_the_runtime(docker: &Path) -> Result<()> {
-    if lacks_the_runtime(docker) {
+    if known_runtimes(docker).is_some_and(|known| !known.contains("\"gpushare\"")) {
         let message = "docker does not know the runtime: run `sudo gpushare configure docker`, then `sudo systemctl reload docker`";
         return Err(Failure::not_found(message).into());
     }
     Ok(())
 }
 
-/// Whether a docker that runs here says that it does not know the runtime.
+/// Whether a docker that runs here says that it knows no runtime of ours, by whatever name.
 pub fn docker_lacks_the_runtime() -> bool {
-    program(Engine::Docker.program()).is_some_and(|docker| lacks_the_runtime(&docker))
+    let known = program(Engine::Docker.program()).and_then(|docker| known_runtimes(&docker));
+    known.is_some_and(|known| !known.contains("gpushare-runtime"))
 }
 
-fn lacks_the_runtime(docker: &Path) -> bool {
+/// The runtimes of docker as JSON: their names and programs. What it cannot say now, `docker run` says better.
+fn known_runtimes(docker: &Path) -> Option<String> {
     let mut info = Command::new(docker);
-    let told = program::output(info.args(["info", "--format", "{{json .Runtimes}}"]));
-    // What docker cannot say now, `docker run` says better.
-    let told = told.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    told.trim_start().starts_with('{') && !told.contains("\"gpushare\"") && !told.contains("gpushare-runtime")
+    let told = program::output(info.args(["info", "--format", "{{json .Runtimes}}"])).ok()?;
+    Some(String::from_utf8_lossy(&told.stdout).into_owned()).filter(|told| told.trim_start().starts_with('{'))
 }
 
 /// The command line as one types it.
@@ -240,18 +266,21 @@ mod tests {
     #[test]
     fn another_runtime_is_found_before_the_image_alone() {
         for (line, want) in [
-            ("--rm --runtime runc ubuntu true", true),
-            ("--runtime=runc ubuntu", true),
-            ("-it -e A=b --name x -v /a:/b --runtime runc ubuntu", true),
-            ("-ite A=b --runtime runc ubuntu", true),
-            ("--rm ubuntu --runtime runc", false),
-            ("-it ubuntu program --runtime=x", false),
-            ("-e --runtime ubuntu", false),
-            ("ubuntu", false),
-            ("", false),
+            ("--rm --runtime runc ubuntu true", Some("runc")),
+            ("--runtime=runc ubuntu", Some("runc")),
+            ("-it -e A=b --name x -v /a:/b --runtime runc ubuntu", Some("runc")),
+            ("-ite A=b --runtime runc ubuntu", Some("runc")),
+            ("--sig-proxy --runtime runc ubuntu", Some("runc")),
+            ("--newer-than-this --runtime runc ubuntu", Some("runc")),
+            ("--newer-than-this --runtime=runc ubuntu", Some("runc")),
+            ("--rm ubuntu --runtime runc", None),
+            ("--rmi ubuntu --runtime runc", None),
+            ("-it ubuntu program --runtime=x", None),
+            ("ubuntu", None),
+            ("", None),
         ] {
             let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-            assert_eq!(names_a_runtime(&words), want, "{line}");
+            assert_eq!(named_runtime(&words).as_deref(), want, "{line}");
         }
     }
 
