@@ -19,7 +19,7 @@ SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 DRIVER := gpushare-simulator-cuda gpushare-simulator-nvml
 
 # A target with `##` is one for people: `make help` prints it.
-.PHONY: all help build arm64 kube demo test bench gpu-bundle gpu-test check deny miri fuzz packages clients install uninstall dist deb rpm image clean
+.PHONY: all help build arm64 kube demo programs test bench gpu-bundle gpu-test check deny miri fuzz packages clients install uninstall dist deb rpm image clean
 
 all: build
 

@@ -105,6 +105,7 @@ install -d "$destdir/etc/gpushare/gpushare.toml.d"
 put 644 "$top/config/gpushare.toml" "$root/share/gpushare"
 [ -e "$destdir/etc/gpushare/gpushare.toml" ] || [ -L "$destdir/etc/gpushare/gpushare.toml" ] || put 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare"
 
+[ -n "$destdir" ] || note_installed "$prefix"
 for program in gpushare-simulator gpushare gpushare-hook gpushare-runtime; do
     put 755 "$built/release/$program" "$root/bin"
 done
@@ -113,4 +114,3 @@ done
 if [ -z "$destdir" ] && [ -e /run/gpushare/quota.db ]; then
     "$root/bin/gpushare" sweep >/dev/null || echo "run \`gpushare sweep\`, which takes over the leases of the version before"
 fi
-[ -n "$destdir" ] || note_installed "$prefix"

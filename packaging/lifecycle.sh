@@ -7,8 +7,8 @@ refuse() {
     exit 1
 }
 
-# at DESTDIR PREFIX: sets $destdir and $prefix to where an installation lies. Scripts change their folder, and compare
-# prefixes as text.
+# at DESTDIR PREFIX: sets $destdir and $prefix to where an installation lies, by one name: scripts change their folder, and
+# compare prefixes as text.
 at() {
     destdir=$1
     prefix=$2
@@ -19,6 +19,7 @@ at() {
         refuse "PREFIX must begin with / and have letters, digits and /._+@- alone, as /usr/local: $2"
         ;;
     esac
+    [ -n "$destdir" ] || [ ! -d "$prefix" ] || prefix=$(CDPATH= cd -P -- "$prefix" && pwd -P)
 }
 
 # may_come LEDGER [ROOT]: refuses programs that cannot read the leases of this machine, because newer ones wrote them.
@@ -46,7 +47,7 @@ may_go() {
     # MPS gives GPUs back a moment after the last share, if it is served.
     ! ls /run/gpushare/mps/*/compute-mode >/dev/null 2>&1 ||
         refuse "GPUs are still in MPS' compute mode: keep \`gpushare mps serve\` running for a moment, or $forced"
-    [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" "$1/bin" ", or $forced"
+    [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" "$1/bin" '' ", or $forced"
     # One without a share needs the runtime to be stopped, too.
     user=$(container_of "$1/bin/gpushare-" '')
     [ -z "$user" ] || refuse "$user still runs by the runtime: end it first, or $forced"
@@ -101,40 +102,53 @@ notes() {
     done
 }
 
-# container_of PATH ROOT: a container of the machine whose notes have the path, in words; nothing where there is none.
+# container_of PATH ROOT: a container of the machine whose notes have the path, in words; nothing where there is none. In
+# config.json a hook has it: environment and names are the container's own, and cannot hold an unescaped quote.
 container_of() {
-    found=$(notes "$2" | tr '\n' '\0' | xargs -0 -r grep -lsF "$1" | head -n 1)
-    case $found in
-    */cwd/../*)
-        found=${found#*/cwd/../}
-        found="container ${found%%/*}"
-        ;;
-    */cmdline)
-        found=${found%/cmdline}
-        found="the container of process ${found##*/}"
-        ;;
-    esac
-    echo "$found"
+    notes "$2" | while read -r note; do
+        case $note in
+        */config.json) grep -qs "\"path\": *\"$1" "$note" || continue ;;
+        *) grep -qsF "$1" "$note" || continue ;;
+        esac
+        case $note in
+        */cwd/../*)
+            note=${note#*/cwd/../}
+            echo "container ${note%%/*}"
+            ;;
+        */cmdline)
+            note=${note%/cmdline}
+            echo "the container of process ${note##*/}"
+            ;;
+        *) echo "$note" ;;
+        esac
+        break
+    done
 }
 
-# unnamed GPUSHARE FOLDER [ELSE]: refuses while an engine still names a program in the folder, or nobody can tell: it
+# unnamed GPUSHARE FOLDER ROOT [ELSE]: refuses while an engine still names a program in the folder, or nobody can tell: it
 # could start none of its containers, nor stop those that it has. GPUSHARE is the program that knows, ELSE what the
 # refusal says at its end. An engine that names the programs of another installation is left alone, and noted in
 # $elsewhere.
 unnamed() {
-    named=$("$1" registrations) || refuse "cannot tell which engines have the runtime (see above)${3-}"
+    named=$("$1" registrations) ||
+        refuse "cannot tell which engines have the runtime (see above): if an earlier version is there," \
+            "install this one over it first${4-}"
     while IFS='	' read -r program engine remedy; do
         case $program in
         '') continue ;;
-        -) refuse "$engine may still have the runtime: $remedy${3-}" ;;
+        -) refuse "$engine may still have the runtime: $remedy${4-}" ;;
         /*)
-            # A link may lead here.
             own=$2/${program##*/}
+            # A link may lead here.
             # shellcheck disable=SC3013
-            [ "$program" = "$own" ] || [ "${HOST-}$program" -ef "${HOST-}$own" ] || { elsewhere=$engine && continue; }
+            [ "$program" = "$own" ] || [ "$3$program" -ef "$3$own" ] || {
+                elsewhere=$engine
+                [ ! -x "$3$program" ] || note_installed "${program%/bin/*}" "$3"
+                continue
+            }
             ;;
         esac
-        refuse "$engine still has the runtime: $remedy first${3-}"
+        refuse "$engine still has the runtime: $remedy first${4-}"
     done <<EOF
 $named
 EOF
@@ -143,19 +157,22 @@ EOF
 # The prefixes of the machine's installations, a line each.
 installed=/etc/gpushare/installations
 
-# note_installed PREFIX [ROOT]
+# note_installed PREFIX [ROOT]: where nothing can be written, nothing can be taken from another installation either.
 note_installed() {
     grep -qsxF "$1" "${2-}$installed" || {
-        mkdir -p "${2-}${installed%/*}"
-        echo "$1" >>"${2-}$installed"
-    }
+        mkdir -p "${2-}${installed%/*}" && { cat "${2-}$installed" 2>/dev/null || true; echo "$1"; } \
+            >"${2-}$installed.new" && mv -f "${2-}$installed.new" "${2-}$installed"
+    } 2>/dev/null || true
 }
 
 # note_gone PREFIX [ROOT]
 note_gone() {
-    [ -f "${2-}$installed" ] || return 0
-    rest=$(grep -vxF "$1" "${2-}$installed") || true
-    if [ -n "$rest" ]; then echo "$rest" >"${2-}$installed"; else rm -f "${2-}$installed"; fi
+    if grep -qsvxF "$1" "${2-}$installed"; then
+        grep -vxF "$1" "${2-}$installed" >"${2-}$installed.new" && mv -f "${2-}$installed.new" "${2-}$installed"
+    else
+        rm -f "${2-}$installed" "${2-}$installed.new"
+        rmdir "${2-}${installed%/*}" 2>/dev/null || true
+    fi
 }
 
 # another PREFIX [ROOT]: whether the machine has a gpushare elsewhere, whose state, settings and history are the same.
@@ -172,15 +189,15 @@ another() {
 # file on the machine is one that root alone can open, and so lock.
 alone() {
     command -v flock >/dev/null || return 0
-    if [ -z "$1" ] && (umask 077 && : >>/run/gpushare-installer.lock) 2>/dev/null; then
-        exec 9>>/run/gpushare-installer.lock
-    else
-        mkdir -p "$1$2"
-        exec 9<"$1$2"
-    fi
+    lock=/run/gpushare-installer.lock
+    [ -z "$1" ] && (umask 077 && : >>"$lock") 2>/dev/null || {
+        lock=$1$2
+        mkdir -p "$lock"
+    }
+    exec 9<"$lock"
     flock -n 9 || {
         echo "$who: waits until another installer has ended" >&2
-        flock -w 600 9 || refuse "$1$2 is locked by a process that does not end: end it (see fuser), then run this again"
+        timeout 600 flock 9 || refuse "$lock is locked by a process that does not end: end it (see fuser), then run this again"
     }
 }
 

@@ -281,11 +281,11 @@ install() {
     place
     try
     settings
+    note_installed "$FOLDER/current" "$HOST"
     link_to "$build"
     prepare
     tell_engine
     prune
-    note_installed "$FOLDER/current" "$HOST"
     say "installed $build"
 }
 
@@ -315,15 +315,15 @@ remove() {
     check
     [ -d "$top" ] || return 0
     tidy
-    # Programs that do not run any more are needed to tell the engine.
-    [ ! -L "$top/current" ] || gpushare --version >/dev/null 2>&1 || {
+    # Programs that do not run any more, or do not know enough, are needed to tell the engine.
+    [ ! -L "$top/current" ] || gpushare registrations >/dev/null 2>&1 || {
         place
         link_to "$build"
     }
     if [ -e "$top/current" ]; then
         tell_engine --remove
         # One that others have told.
-        unnamed gpushare "$FOLDER/current/bin"
+        unnamed gpushare "$FOLDER/current/bin" "$HOST"
     fi
     forget_devices "$HOST"
     waiting=

@@ -46,6 +46,7 @@ put() {
 
 # By this list uninstall.sh knows manual pages and completions, also of an installation that was cut short.
 put "@PREFIX@/share/gpushare/pages"
+[ -n "$destdir" ] || note_installed "$prefix"
 # What is called comes before who calls it (bin last), and the wrapper, which engines call, comes last of all.
 cd "$here/tree"
 find . ! -type d | sed 's|^\./||' | sort | {

@@ -10,7 +10,10 @@ at "${1-}" "${2-/usr/local}"
 root=$destdir$prefix
 settings=$destdir/etc/gpushare/gpushare.toml
 
-[ -d "$root/share/gpushare" ] || [ -e "$root/bin/gpushare" ] || echo "nothing of gpushare is in $root"
+[ -d "$root/share/gpushare" ] || [ -e "$root/bin/gpushare" ] || [ -d "$root/lib/gpushare" ] || {
+    echo "nothing of gpushare is in $root"
+    exit 0
+}
 # Shares are held and units run on this machine only, not in a staged tree.
 [ ! -d "$root" ] || alone "$destdir" "$prefix"
 if [ -z "$destdir" ]; then
@@ -56,7 +59,6 @@ fi
 if [ -z "$destdir" ]; then
     reload_units
     forget_shares "$prefix"
-    rmdir /etc/gpushare 2>/dev/null || true
     [ ! -e /var/lib/gpushare ] || echo "kept /var/lib/gpushare: what \`gpushare history\` tells"
     echo "engines whose settings are elsewhere may still name the runtime \"gpushare\": take it out there"
 fi

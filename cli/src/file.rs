@@ -4,17 +4,19 @@
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use gpushare_config::{DEFAULT_PATH, ENVIRONMENT};
-use nix::libc::O_NONBLOCK;
+use nix::libc::{O_NONBLOCK, makedev};
 use nix::unistd::{Gid, Uid};
 use xattr::FileExt;
 
+/// The number of /dev/null (the kernel's devices.txt).
+const NULL: u64 = makedev(1, 3);
 /// The longest file that is read, in bytes; no engine's settings are longer.
 const LONGEST: u64 = 4 << 20;
 
@@ -70,7 +72,12 @@ pub fn read(path: &Path) -> Result<Option<String>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.with_context(named)?,
     };
-    ensure!(file.metadata().with_context(named)?.is_file(), "{} is not a regular file", path.display());
+    let metadata = file.metadata().with_context(named)?;
+    // Who masks a file puts this in its place.
+    if metadata.file_type().is_char_device() && metadata.rdev() == NULL {
+        return Ok(Some(String::new()));
+    }
+    ensure!(metadata.is_file(), "{} is not a regular file", path.display());
     let mut bytes = Vec::new();
     file.take(LONGEST + 1).read_to_end(&mut bytes).with_context(named)?;
     ensure!(bytes.len() as u64 <= LONGEST, "{} is longer than 4 MiB", path.display());

@@ -278,11 +278,17 @@ fn whatever_an_engine_calls_the_runtime_it_is_asked_to_forget_it_first() {
         drop(shim);
         fs::remove_dir_all(machine.path("run/anywhere")).expect("it can be removed");
 
-        // What names no runtime keeps nobody, however odd it is.
+        // What names no runtime keeps nobody, however odd it is: not a container's own words, nor a false shim's.
+        let words = r#"{"process":{"env":["X=/usr/local/bin/gpushare-runtime"],"args":["\"path\":\"/usr/local/bin/gpushare-x\""]}}"#;
+        let notes = [("runtime", "/usr/bin/runc".to_owned()), ("config.json", words.to_owned())];
+        let others = Shim::start(&scratch, &machine, &notes);
+        let false_one = Shim::false_one(&scratch, "/usr/local/bin/gpushare-runtime", Some(65_534));
         fs::create_dir_all(machine.path("etc/docker")).expect("a folder can be made in an overlay");
         fs::write(machine.path("etc/docker/daemon.json"), "").expect("a file can be written in an overlay");
         let told = script("uninstall.sh", "/usr/local/").expect_success("nobody needs it");
         assert!(!told.stdout.contains("it was changed"), "{told:?}");
+        drop((others, false_one));
+        fs::remove_dir_all(machine.path("run/anywhere")).expect("it can be removed");
         let left =
             machine.left().into_iter().filter(|path| path.contains("gpushare") && !path.starts_with("var/"));
         assert_eq!(left.collect::<Vec<_>>(), ["run/gpushare-installer.lock"]);

@@ -99,6 +99,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
+    /// The folder of drop-ins that a flag of CRI-O names.
+    pub fn drop_ins(&self) -> Option<&Path> {
+        let is_crio = self.engine == Engine::Crio;
+        is_crio.then(|| value_of(&self.flags, &["--config-dir", "-d"]))?.map(Path::new)
+    }
+
     fn of(process: &Process) -> Option<Self> {
         let arguments = process.cmdline().ok()?;
         let (program, flags) = arguments.split_first()?;
@@ -113,9 +119,12 @@ impl Daemon {
 
     fn known(&self) -> Known {
         let knows = || {
-            let target = match &self.named {
-                Some(path) if self.engine == Engine::Containerd => target::read(path),
-                named => target::find(self.engine, named.as_deref())?,
+            let target = match self.engine {
+                // Where one would write is another question.
+                Engine::Containerd => {
+                    target::read(self.named.as_deref().unwrap_or(target::usual(self.engine)))
+                }
+                _ => target::find(self.engine, self.named.as_deref())?,
             };
             let is_ours = |flag: &String| is_named(flag.rsplit('=').next().unwrap_or(flag), WRAPPER);
             Ok(self.flags.iter().any(is_ours) || knows(self.engine, &target)?)
@@ -126,17 +135,24 @@ impl Daemon {
 
 /// The file that an engine's flags name as its settings, where it is another than its usual one.
 fn config(engine: Engine, flags: &[String]) -> Option<&str> {
-    let names: &[&str] = match engine {
-        Engine::Docker => &["--config-file"],
-        _ => &["--config", "-config", "-c"],
-    };
+    let path = value_of(
+        flags,
+        match engine {
+            Engine::Docker => &["--config-file"],
+            _ => &["--config", "-config", "-c"],
+        },
+    )?;
+    (Path::new(path) != target::usual(engine)).then_some(path)
+}
+
+/// The value of the first flag of one of these names.
+fn value_of<'a>(flags: &'a [String], names: &[&str]) -> Option<&'a str> {
     let mut flags = flags.iter();
     let value = flags.find_map(|flag| match flag.split_once('=') {
         Some((name, value)) => names.contains(&name).then_some(Some(value)),
         None => names.contains(&flag.as_str()).then_some(None),
     })?;
-    let path = value.or_else(|| flags.next().map(String::as_str))?;
-    (Path::new(path) != target::usual(engine)).then_some(path)
+    value.or_else(|| flags.next().map(String::as_str))
 }
 
 /// Processes of root outside of containers, with names of root's own choice: anybody can give another one to his own

@@ -2,8 +2,9 @@
 //! programs away: an engine whose runtime is gone starts and stops no container, and podman leaves out a hook that is
 //! gone without a word.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::Value;
@@ -23,8 +24,6 @@ const OF_SLURM: [&str; 2] = ["/etc/slurm/oci.conf", "/etc/slurm-llnl/oci.conf"];
 const OF_HOOKS: [&str; 2] = ["/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"];
 /// What the runtime is called where nobody chose another name.
 const USUAL_NAME: &str = "gpushare";
-/// podman's list of names; those of programs there name none.
-const NAMES_ALONE: &str = "runtime_supports_json";
 
 /// A place that names the program.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,19 +52,8 @@ pub fn print() -> Result<()> {
 fn registrations() -> Vec<Registration> {
     let daemons = known::daemons();
     let in_files = ENGINES.into_iter().flat_map(|engine| {
-        let mut files = target::all_usual(engine);
-        for named in
-            daemons.iter().filter(|daemon| daemon.engine == engine).filter_map(|daemon| daemon.named.clone())
-        {
-            match engine {
-                // It is made anew from files that are looked at.
-                Engine::Containerd if target::is_of_distribution(&named) => {}
-                Engine::Containerd => files.extend(target::with_imports(&named)),
-                _ => files.push(named),
-            }
-        }
-        files.sort();
-        files.dedup();
+        let of_daemons = daemons.iter().filter(|daemon| daemon.engine == engine).flat_map(files_of);
+        let files: BTreeSet<PathBuf> = target::all_usual(engine).into_iter().chain(of_daemons).collect();
         files.into_iter().flat_map(move |file| of_file(engine, &file))
     });
     let of_slurm = OF_SLURM.iter().flat_map(|path| of_words("slurm", Path::new(path), WRAPPER));
@@ -75,40 +63,63 @@ fn registrations() -> Vec<Registration> {
     in_files.chain(daemons.iter().flat_map(of_flags)).chain(of_slurm).chain(of_hooks).collect()
 }
 
+/// The settings that the flags of an engine name.
+fn files_of(daemon: &Daemon) -> Vec<PathBuf> {
+    let named = daemon.named.iter().flat_map(|named| match daemon.engine {
+        // It is made anew from files that are looked at.
+        Engine::Containerd if target::is_of_distribution(named) => vec![],
+        Engine::Containerd => target::with_imports(named),
+        _ => vec![named.clone()],
+    });
+    let drop_ins = daemon.drop_ins().map(|folder| target::sorted(folder, |name| name.ends_with(".conf")));
+    named.chain(drop_ins.into_iter().flatten()).collect()
+}
+
 /// What a file names that has the program's path between blanks or quotes, outside of comments.
 fn of_words(engine: &'static str, path: &Path, program: &str) -> Vec<Registration> {
-    let Ok(Some(text)) = file::read(path) else { return vec![] };
+    let text = match file::read(path) {
+        Ok(text) => text.unwrap_or_default(),
+        Err(error) => return vec![unknown(engine, path, &format!("{error:#}"))],
+    };
     let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
     let words = lines.flat_map(|line| line.split([' ', '\t', '"', '\'', '=', ',']));
-    let found = words.filter(|word| word.rsplit('/').next() == Some(program)).map(str::to_owned);
+    let found: BTreeSet<&str> = words.filter(|word| is_path_of(word, program)).collect();
     let remedy = format!("take it out of {}", in_shell(&path.to_string_lossy()));
-    found.take(1).map(|found| Registration { engine, program: Some(found), remedy: remedy.clone() }).collect()
+    let of = |found: &str| Registration { engine, program: Some(found.to_owned()), remedy: remedy.clone() };
+    found.into_iter().map(of).collect()
+}
+
+fn is_path_of(word: &str, program: &str) -> bool {
+    word.rsplit_once('/').is_some_and(|(_, name)| name == program)
+}
+
+/// A file of which nobody can tell what it names.
+fn unknown(engine: &'static str, path: &Path, why: &str) -> Registration {
+    let path = in_shell(&path.to_string_lossy());
+    Registration {
+        engine,
+        program: None,
+        remedy: format!("look into {path}, which cannot be understood ({why})"),
+    }
 }
 
 /// What a file's settings name.
 fn of_file(engine: Engine, path: &Path) -> Vec<Registration> {
-    let unknown = |why: String| Registration {
-        engine: engine.name(),
-        program: None,
-        remedy: format!(
-            "look into {}, which cannot be understood ({why})",
-            in_shell(&path.to_string_lossy())
-        ),
-    };
     let text = match file::read(path) {
         Ok(Some(text)) if text.contains(WRAPPER) => text,
         Ok(_) => return vec![],
-        Err(error) => return vec![unknown(format!("{error:#}"))],
+        Err(error) => return vec![unknown(engine.name(), path, &format!("{error:#}"))],
     };
+    let bare = text.trim_start_matches('\u{feff}');
     let values = match engine {
-        Engine::Docker => serde_json::from_str(&text).map_err(|error| error.to_string()),
-        _ => toml_text::values(&text)
+        Engine::Docker => serde_json::from_str(bare).map_err(|error| error.to_string()),
+        _ => toml_text::values(bare)
             .map_err(|mistake| mistake.to_string())
             .and_then(|values| serde_json::to_value(values).map_err(|error| error.to_string())),
     };
     match values {
         Err(_) if is_comment_alone(&text) => vec![],
-        Err(why) => vec![unknown(why)],
+        Err(why) => vec![unknown(engine.name(), path, &why)],
         Ok(values) => {
             let named = programs(&values, &mut vec![]);
             named.into_iter().map(|(name, program)| of_entry(engine, path, &text, &name, program)).collect()
@@ -124,14 +135,14 @@ fn is_comment_alone(text: &str) -> bool {
 /// The program's paths in `values`, each with the key that stands for the runtime's name.
 pub fn programs(values: &Value, way: &mut Vec<String>) -> Vec<(Option<String>, String)> {
     match values {
-        Value::String(text) if text.rsplit('/').next() == Some(WRAPPER) => {
+        Value::String(text) if is_path_of(text, WRAPPER) || is_found_in_path(text, way) => {
             let name = way.iter().rposition(|key| key == "runtimes").and_then(|at| way.get(at + 1));
             vec![(name.cloned(), text.clone())]
         }
         Value::Array(list) => list.iter().flat_map(|value| programs(value, way)).collect(),
         Value::Object(fields) => {
             let mut found = Vec::new();
-            for (key, value) in fields.iter().filter(|(key, _)| *key != NAMES_ALONE) {
+            for (key, value) in fields {
                 way.push(key.clone());
                 found.extend(programs(value, way));
                 way.pop();
@@ -140,6 +151,13 @@ pub fn programs(values: &Value, way: &mut Vec<String>) -> Vec<(Option<String>, S
         }
         _ => vec![],
     }
+}
+
+/// Whether a word that is no path names the program: an engine looks for that in its PATH. Elsewhere, as in podman's
+/// lists of what runtimes can, it is a runtime's name.
+fn is_found_in_path(word: &str, way: &[String]) -> bool {
+    const PROGRAM: [&str; 3] = ["path", "BinaryName", "runtime_path"];
+    word == WRAPPER && way.last().is_some_and(|key| PROGRAM.contains(&key.as_str()))
 }
 
 fn of_entry(engine: Engine, path: &Path, text: &str, name: &Option<String>, program: String) -> Registration {
@@ -174,13 +192,17 @@ fn is_ours(engine: Engine, path: &Path, text: &str, name: &str) -> bool {
     without.is_some_and(|rest| rest.as_deref() != Some(text))
 }
 
-/// What a flag of an engine that runs names.
-fn of_flags(daemon: &Daemon) -> Option<Registration> {
-    let program = daemon.flags.iter().map(|flag| flag.rsplit('=').next().unwrap_or(flag));
-    let program = program.into_iter().find(|value| value.rsplit('/').next() == Some(WRAPPER))?.to_owned();
-    let remedy =
-        format!("take {} out of the flags of the {} that runs", in_shell(&program), daemon.engine.program());
-    Some(Registration { engine: daemon.engine.name(), program: Some(program), remedy })
+/// What the flags of an engine that runs name.
+fn of_flags(daemon: &Daemon) -> Vec<Registration> {
+    let values = daemon.flags.iter().map(|flag| flag.rsplit('=').next().unwrap_or(flag));
+    let found: BTreeSet<&str> = values.filter(|value| is_path_of(value, WRAPPER)).collect();
+    let of = |program: &str| {
+        let engine = daemon.engine;
+        let remedy =
+            format!("take {} out of the flags of the {} that runs", in_shell(program), engine.program());
+        Registration { engine: engine.name(), program: Some(program.to_owned()), remedy }
+    };
+    found.into_iter().map(of).collect()
 }
 
 #[cfg(test)]
@@ -231,6 +253,11 @@ mod tests {
         let path = folder.path().join("file");
         for (text, program, want) in [
             ("RunTimeRun=\"/usr/bin/gpushare-runtime run %n\"\n", WRAPPER, Some("/usr/bin/gpushare-runtime")),
+            (
+                "RunTimeQuery=/opt/x\nRunTimeRun=\"/usr/bin/gpushare-runtime run\"\n",
+                WRAPPER,
+                Some("/usr/bin/gpushare-runtime"),
+            ),
             ("#RunTimeRun=\"/usr/bin/gpushare-runtime run %n\"\n", WRAPPER, None),
             (r#"{"hook": {"path": "/usr/bin/gpushare-hook"}}"#, HOOK, Some("/usr/bin/gpushare-hook")),
             (r#"{"hook": {"path": "/usr/bin/other"}}"#, HOOK, None),
@@ -239,6 +266,17 @@ mod tests {
             let found = of_words("slurm", &path, program);
             assert_eq!(found.first().and_then(|found| found.program.as_deref()), want, "{text}");
         }
+    }
+
+    #[test]
+    fn each_of_several_programs_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let text = "RunTimeQuery=/opt/x/gpushare-runtime state\nRunTimeRun=/usr/bin/gpushare-runtime run\n";
+        fs::write(&path, text).unwrap();
+        assert_eq!(of_words("slurm", &path, WRAPPER).len(), 2);
+        fs::write(&path, b"# \xff\nRunTimeRun=/usr/bin/gpushare-runtime run\n").unwrap();
+        assert!(of_words("slurm", &path, WRAPPER)[0].program.is_none(), "nobody can tell");
     }
 
     #[test]
