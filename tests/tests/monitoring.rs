@@ -78,7 +78,7 @@ fn every_panel_and_alert_finds_the_figures_of_a_node_with_shares() {
     }
     let node = SimulatedNode::create(2, MODEL, "80GiB");
     let (target, address) = (free_address(), free_address());
-    let _meter = Service::start(&["meter", "--listen", &target], node.config(), "meter started");
+    let meter = Service::start(&["meter", "--listen", &target], node.config(), "meter started");
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let share = |memory: &str| Bundle::with_probe().env("GPUSHARE_MEMORY", memory);
     let script = "exec gpushare-simulator probe --allocate 1GiB --allocate 4GiB --hold 600";
@@ -126,7 +126,8 @@ fn every_panel_and_alert_finds_the_figures_of_a_node_with_shares() {
             value(&used),
         ),
     ] {
-        assert!((value(&text) - want).abs() < 1e-6, "{text}: {} is not {want}", value(&text));
+        let found = query(&address, &text);
+        assert!((value(&text) - want).abs() < 1e-6, "{text}: {found:?} is not {want}; {}", meter.log());
     }
     // What is shipped asks for figures that are there.
     let panels = fs::read_to_string(shipped("grafana-dashboard.json")).expect("it is shipped");

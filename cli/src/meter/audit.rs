@@ -37,9 +37,14 @@ fn most_percent(lease: &Lease, line: usize) -> Option<u8> {
     .filter(|percent| *percent < 100)
 }
 
+/// How many looks in a row must fail to read the books: those of a container that is being created come in steps.
+const UNREAD_LOOKS: u32 = 2;
+
 /// What earlier looks found.
 #[derive(Debug, Default)]
 pub struct Audit {
+    /// By lease and line: how many looks in a row could not read the books.
+    unread: HashMap<(i64, usize), u32>,
     /// By lease and line: how many looks in a row found memory beyond the books.
     unbooked: HashMap<(i64, usize), u32>,
     /// By lease and line: GPU time beyond the share.
@@ -47,6 +52,14 @@ pub struct Audit {
 }
 
 impl Audit {
+    /// Whether the books of one line have been unreadable for long enough, after a look that `fails` to read them or
+    /// does not.
+    pub fn is_unread(&mut self, lease: i64, line: usize, fails: bool) -> bool {
+        let looks = self.unread.entry((lease, line)).or_default();
+        *looks = if fails { looks.saturating_add(1) } else { 0 };
+        *looks >= UNREAD_LOOKS
+    }
+
     /// Compares the driver's figures for one line with the container's books. Returns the bytes that the
     /// books do not explain, once enough looks in a row have found some, else 0.
     pub fn compare(
@@ -85,6 +98,7 @@ impl Audit {
 
     /// Forgets leases that ended.
     pub fn retain(&mut self, living: impl Fn(i64) -> bool) {
+        self.unread.retain(|(lease, _), _| living(*lease));
         self.unbooked.retain(|(lease, _), _| living(*lease));
         self.excess.retain(|(lease, _), _| living(*lease));
     }
@@ -155,6 +169,14 @@ pub fn would_be_capped(lease: &Lease, line: usize, held: &Held, tolerance: Devic
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn books_are_unread_after_a_second_look_alone() {
+        let mut audit = Audit::default();
+        let looks = [true, false, true, true, true, false].map(|fails| audit.is_unread(1, 0, fails));
+        assert_eq!(looks, [false, false, false, true, true, false]);
+        assert!(!audit.is_unread(1, 1, true), "each line by itself");
+    }
 
     #[test]
     fn where_another_systems_library_keeps_the_books_only_the_grant_explains_memory() {

@@ -363,8 +363,11 @@ impl<'a> Session<'a> {
                     Some(file) => Region::usage_in(file, &running, lines),
                     None => Region::of(self.state, id).read_usage(&running, lines),
                 };
+                let fails = matches!(&books, Err(error @ UsageError::Io(_)) if fault(error).is_some());
+                let is_unread = self.audit.is_unread(id, member.line, fails);
                 let books = books.or_else(|error| {
-                    found.extend(fault(&error).map(|text| watch::of(lease, None, Kind::Unreadable, text)));
+                    let fault = fault(&error).filter(|_| !fails || is_unread);
+                    found.extend(fault.map(|text| watch::of(lease, None, Kind::Unreadable, text)));
                     match error {
                         // Who spoils the books has none, and explains nothing by them.
                         UsageError::Damaged(_) => Ok(Usage::default()),
