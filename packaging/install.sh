@@ -103,7 +103,8 @@ done <"$root/share/gpushare/pages"
 # The administrator's file is never replaced; the shipped one lies beside it to compare.
 install -d "$destdir/etc/gpushare/gpushare.toml.d"
 put 644 "$top/config/gpushare.toml" "$root/share/gpushare"
-[ -e "$destdir/etc/gpushare/gpushare.toml" ] || [ -L "$destdir/etc/gpushare/gpushare.toml" ] || put 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare"
+[ -e "$destdir/etc/gpushare/gpushare.toml" ] || [ -L "$destdir/etc/gpushare/gpushare.toml" ] ||
+    put 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare"
 
 [ -n "$destdir" ] || note_installed "$prefix"
 for program in gpushare-simulator gpushare gpushare-hook gpushare-runtime; do

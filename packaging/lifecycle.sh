@@ -7,8 +7,8 @@ refuse() {
     exit 1
 }
 
-# at DESTDIR PREFIX: sets $destdir and $prefix to where an installation lies, by one name: scripts change their folder, and
-# compare prefixes as text.
+# at DESTDIR PREFIX: sets $destdir and $prefix to where an installation lies, by one name: scripts change their folder,
+# and compare prefixes as text.
 at() {
     destdir=$1
     prefix=$2
@@ -102,8 +102,8 @@ notes() {
     done
 }
 
-# container_of PATH ROOT: a container of the machine whose notes have the path, in words; nothing where there is none. In
-# config.json a hook has it: environment and names are the container's own, and cannot hold an unescaped quote.
+# container_of PATH ROOT: a container of the machine whose notes have the path, in words; nothing where there is none.
+# In config.json a hook has it: environment and names are the container's own, and cannot hold an unescaped quote.
 container_of() {
     notes "$2" | while read -r note; do
         case $note in
@@ -125,8 +125,8 @@ container_of() {
     done
 }
 
-# unnamed GPUSHARE FOLDER ROOT [ELSE]: refuses while an engine still names a program in the folder, or nobody can tell: it
-# could start none of its containers, nor stop those that it has. GPUSHARE is the program that knows, ELSE what the
+# unnamed GPUSHARE FOLDER ROOT [ELSE]: refuses while an engine still names a program in the folder, or nobody can tell:
+# it could start none of its containers, nor stop those that it has. GPUSHARE is the program that knows, ELSE what the
 # refusal says at its end. An engine that names the programs of another installation is left alone, and noted in
 # $elsewhere.
 unnamed() {
@@ -180,7 +180,8 @@ another() {
     [ -z "${elsewhere-}" ] || return 0
     for other in /usr /usr/local /opt/gpushare/current $(cat "${2-}$installed" 2>/dev/null); do
         # shellcheck disable=SC3013
-        [ "$other" = "$1" ] || [ "${2-}$other" -ef "${2-}$1" ] || [ ! -x "${2-}$other/bin/gpushare-runtime" ] || return 0
+        [ "$other" = "$1" ] || [ "${2-}$other" -ef "${2-}$1" ] || [ ! -x "${2-}$other/bin/gpushare-runtime" ] ||
+            return 0
     done
     return 1
 }
@@ -197,7 +198,8 @@ alone() {
     exec 9<"$lock"
     flock -n 9 || {
         echo "$who: waits until another installer has ended" >&2
-        timeout 600 flock 9 || refuse "$lock is locked by a process that does not end: end it (see fuser), then run this again"
+        timeout 600 flock 9 ||
+            refuse "$lock is locked by a process that does not end: end it (see fuser), then run this again"
     }
 }
 
