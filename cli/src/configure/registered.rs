@@ -3,6 +3,7 @@
 //! gone without a word.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -106,8 +107,8 @@ fn unknown(engine: &'static str, path: &Path, why: &str) -> Registration {
 /// What a file's settings name.
 fn of_file(engine: Engine, path: &Path) -> Vec<Registration> {
     let text = match file::read(path) {
-        Ok(Some(text)) if text.contains(WRAPPER) => text,
-        Ok(_) => return vec![],
+        Ok(Some(text)) => text,
+        Ok(None) => return vec![],
         Err(error) => return vec![unknown(engine.name(), path, &format!("{error:#}"))],
     };
     let bare = text.trim_start_matches('\u{feff}');
@@ -118,7 +119,7 @@ fn of_file(engine: Engine, path: &Path) -> Vec<Registration> {
             .and_then(|values| serde_json::to_value(values).map_err(|error| error.to_string())),
     };
     match values {
-        Err(_) if is_comment_alone(&text) => vec![],
+        Err(_) if is_silent(&text) => vec![],
         Err(why) => vec![unknown(engine.name(), path, &why)],
         Ok(values) => {
             let named = programs(&values, &mut vec![]);
@@ -127,17 +128,19 @@ fn of_file(engine: Engine, path: &Path) -> Vec<Registration> {
     }
 }
 
-/// Whether a text that is no TOML, as a template, names the program in comments alone.
-fn is_comment_alone(text: &str) -> bool {
+/// Whether a text that cannot be understood names the program nowhere but in comments.
+fn is_silent(text: &str) -> bool {
     text.lines().filter(|line| line.contains(WRAPPER)).all(|line| line.trim_start().starts_with('#'))
 }
 
 /// The program's paths in `values`, each with the key that stands for the runtime's name.
 pub fn programs(values: &Value, way: &mut Vec<String>) -> Vec<(Option<String>, String)> {
     match values {
-        Value::String(text) if is_path_of(text, WRAPPER) || is_found_in_path(text, way) => {
+        Value::String(text) => {
+            let is_named = is_path_of(text, WRAPPER) || is_found_in_path(text, way);
+            let program = if is_named { Some(text.clone()) } else { behind_link(text) };
             let name = way.iter().rposition(|key| key == "runtimes").and_then(|at| way.get(at + 1));
-            vec![(name.cloned(), text.clone())]
+            program.map(|program| (name.cloned(), program)).into_iter().collect()
         }
         Value::Array(list) => list.iter().flat_map(|value| programs(value, way)).collect(),
         Value::Object(fields) => {
@@ -151,6 +154,12 @@ pub fn programs(values: &Value, way: &mut Vec<String>) -> Vec<(Option<String>, S
         }
         _ => vec![],
     }
+}
+
+/// The program to which a path of another name leads.
+fn behind_link(path: &str) -> Option<String> {
+    let real = Path::new(path).is_absolute().then(|| fs::canonicalize(path).ok())??;
+    real.file_name().is_some_and(|name| name == WRAPPER).then(|| real.to_string_lossy().into_owned())
 }
 
 /// Whether a word that is no path names the program: an engine looks for that in its PATH. Elsewhere, as in podman's
@@ -207,8 +216,6 @@ fn of_flags(daemon: &Daemon) -> Vec<Registration> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     fn of(engine: Engine, text: &str) -> Vec<(Option<String>, String)> {
@@ -245,6 +252,17 @@ mod tests {
         ] {
             assert_eq!(of(engine, text), [], "{text}");
         }
+    }
+
+    #[test]
+    fn a_link_of_another_name_is_the_program_behind_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [program, link] = [WRAPPER, "other name"].map(|name| folder.path().join(name));
+        fs::write(&program, "").unwrap();
+        std::os::unix::fs::symlink(&program, &link).unwrap();
+        let text = serde_json::json!({"runtimes": {"gpushare": {"path": link}}}).to_string();
+        let real = fs::canonicalize(&program).unwrap().to_string_lossy().into_owned();
+        assert_eq!(of(Engine::Docker, &text)[0].0, Some(real));
     }
 
     #[test]
