@@ -196,7 +196,7 @@ const WITHOUT_VALUE: [&str; 31] = [
     "--version",
 ];
 /// The same by single letters, which may be joined.
-const LETTERS_WITHOUT_VALUE: &str = "dihPqrt";
+const LETTERS_WITHOUT_VALUE: &str = "diPqt";
 
 /// The runtime that the engine's words name, up to the image. The last one would count there.
 fn named_runtime(words: &[OsString]) -> Option<String> {
@@ -270,6 +270,7 @@ mod tests {
             ("--runtime=runc ubuntu", Some("runc")),
             ("-it -e A=b --name x -v /a:/b --runtime runc ubuntu", Some("runc")),
             ("-ite A=b --runtime runc ubuntu", Some("runc")),
+            ("-h name --runtime runc ubuntu", Some("runc")),
             ("--sig-proxy --runtime runc ubuntu", Some("runc")),
             ("--newer-than-this --runtime runc ubuntu", Some("runc")),
             ("--newer-than-this --runtime=runc ubuntu", Some("runc")),
