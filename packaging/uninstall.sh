@@ -40,7 +40,7 @@ if [ -e "$root/share/gpushare/pages" ]; then
         gone "$root/share/$page"
     done <"$root/share/gpushare/pages"
 fi
-rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/gpushare" "$root/share/doc/gpushare"
+rm -rf "$root/lib/gpushare" "$root/lib/gpushare-simulator" "$root/share/doc/gpushare"
 units=$root/lib/systemd/system
 gone "$root/lib/tmpfiles.d/gpushare.conf" "$root/lib/tmpfiles.d/tmpfiles.conf" "$root/lib/udev/rules.d/71-gpushare.rules" \
     "$units/gpushare-meter.service" "$units/gpushare-mps.service" "$units/gpushare-sweep.service" \
@@ -62,3 +62,5 @@ if [ -z "$destdir" ]; then
     [ ! -e /var/lib/gpushare ] || echo "kept /var/lib/gpushare: what \`gpushare history\` tells"
     echo "engines whose settings are elsewhere may still name the runtime \"gpushare\": take it out there"
 fi
+# By this folder a run that was ended before is gone on with.
+rm -rf "$root/share/gpushare"
