@@ -172,7 +172,8 @@ fn record(files: &Files) -> Result<Value, Mistake> {
         false => Err(Mistake::at(
             text,
             0,
-            "what `gpushare configure` remembered beside it, in the file that ends in .before-gpushare, is damaged: delete that one, and set \"default-runtime\" here by hand",
+            "what `gpushare configure` remembered beside it, in the file that ends in .before-gpushare, is \
+             damaged: delete that one, and set \"default-runtime\" here by hand",
         )),
     }
 }

@@ -10,9 +10,9 @@ use procfs::process::Process;
 use serde_json::Value;
 use toml::Table;
 
-use super::registered::programs;
+use super::registered::{programs, values};
 use super::target::{self, Target};
-use super::{Engine, WRAPPER, check, file, toml_text};
+use super::{Engine, WRAPPER, check, file};
 
 /// Engines that know runtimes by their settings; podman takes one by its path as well.
 const ENGINES: [Engine; 3] = [Engine::Docker, Engine::Containerd, Engine::Crio];
@@ -71,8 +71,8 @@ pub fn may_name_default(file: &Path) -> Result<()> {
     let found = daemons().into_iter().find(|daemon| reads(daemon) && daemon.flags.iter().any(has));
     ensure!(
         found.is_none(),
-        "the dockerd that runs has the flag {FLAG}, and would not start again beside a default runtime in {}: take the \
-         flag out of its unit and restart it first",
+        "the dockerd that runs has the flag {FLAG}, and would not start again beside a default runtime in {}: \
+         take the flag out of its unit and restart it first",
         file.display()
     );
     Ok(())
@@ -155,8 +155,8 @@ fn value_of<'a>(flags: &'a [String], names: &[&str]) -> Option<&'a str> {
     value.or_else(|| flags.next().map(String::as_str))
 }
 
-/// Processes of root outside of containers, with names of root's own choice: anybody can give another one to his own
-/// program, and to one that becomes root whoever starts it.
+/// Processes of root outside of containers, with names of root's own choice: anybody can give another one to
+/// his own program, and to one that becomes root whoever starts it.
 fn host_processes() -> impl Iterator<Item = Process> {
     let here = Process::myself().ok().and_then(|process| place(&process));
     let all = procfs::process::all_processes().into_iter().flatten().flatten();
@@ -196,14 +196,10 @@ fn knows(engine: Engine, target: &Target) -> Result<bool> {
     let mut settings: Vec<Value> = target.others.iter().map(json).collect::<Result<_>>()?;
     for path in paths {
         let Some(text) = file::read(&path)? else { continue };
-        let text = text.trim_start_matches('\u{feff}');
-        let values = match engine {
-            Engine::Docker => serde_json::from_str(text).map_err(anyhow::Error::from),
-            _ => toml_text::values(text).map_err(anyhow::Error::from).and_then(|values| json(&values)),
-        };
+        let values = values(engine, &text);
         settings.push(values.with_context(|| format!("{} cannot be understood", path.display()))?);
     }
-    Ok(settings.iter().any(|values| !programs(values, &mut vec![]).is_empty()))
+    Ok(settings.iter().any(|values| !programs(values).is_empty()))
 }
 
 fn json(values: &Table) -> Result<Value> {

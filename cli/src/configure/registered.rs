@@ -1,6 +1,6 @@
-//! Where engines' settings name a program of gpushare, whatever it is called there, for the scripts that take the
-//! programs away: an engine whose runtime is gone starts and stops no container, and podman leaves out a hook that is
-//! gone without a word.
+//! Where engines' settings name a program of gpushare, whatever it is called there, for the scripts that take
+//! the programs away: an engine whose runtime is gone starts and stops no container, and podman leaves out a
+//! hook that is gone without a word.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -111,19 +111,15 @@ fn of_file(engine: Engine, path: &Path) -> Vec<Registration> {
         Ok(None) => return vec![],
         Err(error) => return vec![unknown(engine.name(), path, &format!("{error:#}"))],
     };
-    let bare = text.trim_start_matches('\u{feff}');
-    let values = match engine {
-        Engine::Docker => serde_json::from_str(bare).map_err(|error| error.to_string()),
-        _ => toml_text::values(bare)
-            .map_err(|mistake| mistake.to_string())
-            .and_then(|values| serde_json::to_value(values).map_err(|error| error.to_string())),
-    };
-    match values {
+    match values(engine, &text) {
         Err(_) if is_silent(&text) => vec![],
-        Err(why) => vec![unknown(engine.name(), path, &why)],
+        Err(why) => vec![unknown(engine.name(), path, &format!("{why:#}"))],
         Ok(values) => {
-            let named = programs(&values, &mut vec![]);
-            named.into_iter().map(|(name, program)| of_entry(engine, path, &text, &name, program)).collect()
+            let named = programs(&values);
+            named
+                .into_iter()
+                .map(|(name, program)| of_entry(engine, path, &text, name.as_deref(), program))
+                .collect()
         }
     }
 }
@@ -133,8 +129,25 @@ fn is_silent(text: &str) -> bool {
     text.lines().filter(|line| line.contains(WRAPPER)).all(|line| line.trim_start().starts_with('#'))
 }
 
+/// An engine's settings, of its own form.
+///
+/// # Errors
+/// When the text is not of that form.
+pub fn values(engine: Engine, text: &str) -> Result<Value> {
+    let text = text.trim_start_matches('\u{feff}');
+    match engine {
+        Engine::Docker => Ok(serde_json::from_str(text)?),
+        _ => Ok(serde_json::to_value(toml_text::values(text)?)?),
+    }
+}
+
 /// The program's paths in `values`, each with the key that stands for the runtime's name.
-pub fn programs(values: &Value, way: &mut Vec<String>) -> Vec<(Option<String>, String)> {
+pub fn programs(values: &Value) -> Vec<(Option<String>, String)> {
+    programs_below(values, &mut vec![])
+}
+
+/// The same for the values at the end of the keys `way`.
+fn programs_below(values: &Value, way: &mut Vec<String>) -> Vec<(Option<String>, String)> {
     match values {
         Value::String(text) => {
             let is_named = is_path_of(text, WRAPPER) || is_found_in_path(text, way);
@@ -142,12 +155,12 @@ pub fn programs(values: &Value, way: &mut Vec<String>) -> Vec<(Option<String>, S
             let name = way.iter().rposition(|key| key == "runtimes").and_then(|at| way.get(at + 1));
             program.map(|program| (name.cloned(), program)).into_iter().collect()
         }
-        Value::Array(list) => list.iter().flat_map(|value| programs(value, way)).collect(),
+        Value::Array(list) => list.iter().flat_map(|value| programs_below(value, way)).collect(),
         Value::Object(fields) => {
             let mut found = Vec::new();
             for (key, value) in fields {
                 way.push(key.clone());
-                found.extend(programs(value, way));
+                found.extend(programs_below(value, way));
                 way.pop();
             }
             found
@@ -162,16 +175,16 @@ fn behind_link(path: &str) -> Option<String> {
     real.file_name().is_some_and(|name| name == WRAPPER).then(|| real.to_string_lossy().into_owned())
 }
 
-/// Whether a word that is no path names the program: an engine looks for that in its PATH. Elsewhere, as in podman's
-/// lists of what runtimes can, it is a runtime's name.
+/// Whether a word that is no path names the program: an engine looks for that in its PATH. Elsewhere, as in
+/// podman's lists of what runtimes can, it is a runtime's name.
 fn is_found_in_path(word: &str, way: &[String]) -> bool {
     const PROGRAM: [&str; 3] = ["path", "BinaryName", "runtime_path"];
     word == WRAPPER && way.last().is_some_and(|key| PROGRAM.contains(&key.as_str()))
 }
 
-fn of_entry(engine: Engine, path: &Path, text: &str, name: &Option<String>, program: String) -> Registration {
+fn of_entry(engine: Engine, path: &Path, text: &str, name: Option<&str>, program: String) -> Registration {
     let in_file = in_shell(&path.to_string_lossy());
-    let remedy = match name.as_deref().filter(|name| is_ours(engine, path, text, name)) {
+    let remedy = match name.filter(|name| is_ours(engine, path, text, name)) {
         None => format!("take {} out of {in_file}", in_shell(&program)),
         Some(name) => {
             let mut command = format!("gpushare configure {engine} --remove");
@@ -238,7 +251,8 @@ mod tests {
             of(Engine::Containerd, by_hand),
             one("/opt/gpushare-runtime", "take /opt/gpushare-runtime out of FILE")
         );
-        let list = "[engine]\nruntime_supports_json = ['gpushare-runtime']\n[engine.runtimes]\na = ['/a/gpushare-runtime']\n";
+        let list = "[engine]\nruntime_supports_json = ['gpushare-runtime']\n\
+                    [engine.runtimes]\na = ['/a/gpushare-runtime']\n";
         assert_eq!(
             of(Engine::Podman, list),
             one("/a/gpushare-runtime", "run `gpushare configure podman --remove --name a --config FILE`")

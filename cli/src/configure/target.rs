@@ -114,7 +114,8 @@ fn distribution(file: &Path) -> Option<&'static Distribution> {
     DISTRIBUTIONS.iter().find(|distribution| file.starts_with(distribution.folder))
 }
 
-/// The files that an engine reads without being told to, or that its settings are made from; they may be missing.
+/// The files that an engine reads without being told to, or that its settings are made from; they may be
+/// missing.
 pub fn all_usual(engine: Engine) -> Vec<PathBuf> {
     let with_drop_ins = |mains: &[&str], folder: &str| {
         let mains = mains.iter().map(PathBuf::from);

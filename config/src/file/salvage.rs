@@ -12,8 +12,10 @@ pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
     let mut saved = File::default();
     for path in files {
         let text = read(path).ok()?;
-        let whole = toml::from_str(&text).ok().filter(|table| !is_misplaced(table));
-        let mut table = whole.or_else(|| without_slips(&text)).filter(|table| !is_misspelt(table))?;
+        let mut table = toml::from_str(&text).ok().or_else(|| without_slips(&text))?;
+        if is_misplaced(&table) || is_misspelt(&table) {
+            return None;
+        }
         let mut take =
             |section: &str, key: &str| table.get_mut(section).and_then(Value::as_table_mut)?.remove(key);
         if let Some(candidates) = take("runtime", "candidates") {
