@@ -49,46 +49,6 @@ impl Schedule {
     }
 }
 
-/// Forks a process for each processor that only sleeps there, until it is ended. It calls `late` with the time
-/// by which a sleep was too long, without the wait for the processor: for so long the machine itself stood
-/// still.
-pub fn witnesses(late: impl Fn(Duration) + Copy) -> Vec<libc::pid_t> {
-    processors().into_iter().map(|cpu| fork(|| witness(cpu, late))).collect()
-}
-
-/// The processors that this process may use.
-fn processors() -> Vec<usize> {
-    // SAFETY: a set of numbers may be empty.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel fills the set.
-    assert_eq!(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) }, 0);
-    let all = 0..usize::try_from(libc::CPU_SETSIZE).unwrap();
-    // SAFETY: it only looks.
-    all.filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect()
-}
-
-fn witness(cpu: usize, late: impl Fn(Duration)) {
-    // SAFETY: a set of numbers may be empty.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the number is one that a set of this size has.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: the kernel reads the set.
-    assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) }, 0);
-    let schedule = Schedule::of_this_thread();
-    let nap = Duration::from_millis(1);
-    loop {
-        let ((), _, slept) = schedule.time(|| std::thread::sleep(nap));
-        late(slept.saturating_sub(nap));
-    }
-}
-
-/// Kills a child that does not end by itself.
-pub fn end(pid: libc::pid_t) {
-    // SAFETY: a child of ours that was not waited for.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
-    assert_eq!(libc::WTERMSIG(wait(pid)), libc::SIGKILL, "it ended by itself");
-}
-
 pub fn wait(pid: libc::pid_t) -> i32 {
     let mut status = 0;
     // SAFETY: a child of ours.

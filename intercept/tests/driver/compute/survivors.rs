@@ -5,15 +5,25 @@ use std::time::{Duration, Instant};
 
 use super::{MILLISECOND, Program, SECOND, assert_near, fork_all};
 use crate::place::{Share, inside};
-use crate::processes::{Schedule, end, fork, wait, witnesses};
+use crate::processes::{Schedule, fork, wait};
 use crate::views::shared_word;
 
+/// What a process that launches saw while others were killed.
+struct Seen {
+    /// Its share, in percent of the GPU.
+    share: f64,
+    /// How many of its launches were blocked for more than ten milliseconds, and the longest of all. The wait
+    /// for a processor does not count.
+    late: u32,
+    longest: Duration,
+    /// The longest time for which the machine itself stood still.
+    stall: Duration,
+}
+
 /// Runs a process that launches for three seconds while others begin and are killed. All of them make a
-/// `pause` after each kernel of a millisecond. Returns its share, the longest time for which one of its
-/// launches was blocked, without the wait for a processor, and the longest time for which the machine itself
-/// stood still.
-fn beside_the_killed(pause: Duration) -> (f64, Duration, Duration) {
-    let (longest, stall) = (shared_word(), shared_word());
+/// `pause` after each kernel of a millisecond.
+fn beside_the_killed(pause: Duration) -> Seen {
+    let (late, longest, stall) = (shared_word(), shared_word(), shared_word());
     let survivor = |_| {
         let program = Program::start();
         let (kernel, schedule) = (program.kernel(c"busy_1ms"), Schedule::of_this_thread());
@@ -21,6 +31,7 @@ fn beside_the_killed(pause: Duration) -> (f64, Duration, Duration) {
         std::thread::sleep(SECOND / 10);
         program.share_of(3 * SECOND, MILLISECOND, || {
             let ((), _, blocked) = schedule.time(|| program.launch(kernel));
+            late.fetch_add(u32::from(blocked > 10 * MILLISECOND), SeqCst);
             longest.fetch_max(u32::try_from(blocked.as_micros()).unwrap(), SeqCst);
             std::thread::sleep(pause);
         })
@@ -45,17 +56,23 @@ fn beside_the_killed(pause: Duration) -> (f64, Duration, Duration) {
         }
         assert!(round > 20, "{round} kills");
     });
-    let witnesses = witnesses(|late| {
-        stall.fetch_max(u32::try_from(late.as_micros()).unwrap(), SeqCst);
+    // It only sleeps: whoever makes it late makes everybody late.
+    let witness = fork(|| {
+        let schedule = Schedule::of_this_thread();
+        let until = Instant::now() + 3 * SECOND;
+        while Instant::now() < until {
+            let ((), _, slept) = schedule.time(|| std::thread::sleep(MILLISECOND));
+            stall.fetch_max(u32::try_from(slept.saturating_sub(MILLISECOND).as_micros()).unwrap(), SeqCst);
+        }
     });
     let share = fork_all(1, survivor)[0];
-    assert_eq!(wait(others), 0);
-    witnesses.into_iter().for_each(end);
+    assert_eq!((wait(others), wait(witness)), (0, 0));
     let [longest, stall] = [longest, stall].map(|word| Duration::from_micros(word.load(SeqCst).into()));
+    let late = late.load(SeqCst);
     println!(
-        "pauses of {pause:?}: {share:.1} %, a launch was blocked for {longest:?}, a sleep for {stall:?}"
+        "pauses of {pause:?}: {share:.1} %, {late} launches late, one for {longest:?}, a sleep for {stall:?}"
     );
-    (share, longest, stall)
+    Seen { share, late, longest, stall }
 }
 
 /// Cases 24 and 39: a process that dies neither removes the limit nor stops the others.
@@ -66,14 +83,14 @@ fn cases_24_39_killed_processes_neither_block_nor_free_the_others() {
     if !inside("compute::survivors::cases_24_39_killed_processes_neither_block_nor_free_the_others", &share) {
         return;
     }
-    // While the share suffices for all, only a kill can delay a launch, or a machine that stands still.
-    let (share, longest, stall) = beside_the_killed(6 * MILLISECOND);
-    let blocked = longest.saturating_sub(stall);
-    assert!(share > 10.0 && blocked < 10 * MILLISECOND, "{share:.1} %, blocked for {blocked:?}");
+    // While the share suffices for all, only one of some fifty kills can delay a launch, or a machine that
+    // stands still.
+    let Seen { share, late, longest, .. } = beside_the_killed(6 * MILLISECOND);
+    assert!(share > 10.0 && late < 5 && longest < SECOND, "{share:.1} %, {late} late, one for {longest:?}");
     // Otherwise a launch also waits for its turn: what the others drew and queued has to be earned first. A
     // machine that stands still for a moment lets them queue more. The share shows that the process still
     // makes progress.
-    let (share, longest, stall) = beside_the_killed(Duration::ZERO);
+    let Seen { share, longest, stall, .. } = beside_the_killed(Duration::ZERO);
     let blocked = longest.saturating_sub(stall);
     assert!((15.0..53.0).contains(&share) && blocked < SECOND, "{share:.1} %, blocked for {blocked:?}");
     let alone = fork_all(1, |_| {
