@@ -11,6 +11,7 @@ pub mod lock;
 pub mod memory;
 pub mod mig;
 pub mod model;
+pub mod physics;
 pub mod place;
 pub mod session;
 pub mod size;

@@ -65,7 +65,7 @@ struct Create {
     /// Model name of every GPU
     #[arg(long, default_value = "NVIDIA H100 80GB HBM3")]
     model: String,
-    /// Memory of every GPU
+    /// Memory that programs can allocate on every GPU; what NVML tells as the total lies above
     #[arg(long, default_value = "80GiB", value_parser = gpushare_simulator::size::parse)]
     memory: u64,
     /// Driver version, for example 535.309.01
@@ -74,21 +74,24 @@ struct Create {
     /// Multiprocessors of every GPU; the model's own number if not given
     #[arg(long)]
     cores: Option<u32>,
+    /// The physics of every GPU; the options below change single values of it
+    #[arg(long, value_enum, default_value_t = Profile::H200_580, overrides_with = "profile")]
+    profile: Profile,
     /// Memory that each process's context costs
-    #[arg(long, default_value = "300MiB", value_parser = gpushare_simulator::size::parse)]
-    context: u64,
+    #[arg(long, value_parser = gpushare_simulator::size::parse)]
+    context: Option<u64>,
     /// How every GPU shares its time between processes
-    #[arg(long, value_enum, default_value_t = Device::Fifo)]
-    device: Device,
+    #[arg(long, value_enum)]
+    device: Option<Device>,
     /// Length of a turn on a GPU that slices
-    #[arg(long, default_value = "2ms", value_parser = gpushare_simulator::span::parse)]
-    slice: u64,
-    /// Length of NVML's windows of utilisation, milliseconds; a sixth of a second if not given
+    #[arg(long, value_parser = gpushare_simulator::span::parse)]
+    slice: Option<u64>,
+    /// Length of NVML's windows of utilisation, milliseconds
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sample_period: Option<u32>,
     /// How long after its end such a window can be read, milliseconds
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000))]
-    sample_delay: u32,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    sample_delay: Option<u32>,
     /// How NVML makes percents of utilisation whole
     #[arg(long, value_enum, default_value_t = Rounding::Down)]
     sample_rounding: Rounding,
@@ -105,6 +108,16 @@ struct Create {
     /// node
     #[arg(long)]
     plain_nodes: bool,
+}
+
+/// Which GPU the physics are those of.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Profile {
+    /// A real NVIDIA H200 with driver 580
+    #[value(name = "h200-580")]
+    H200_580,
+    /// Exact windows of utilisation, work in the order of submission, contexts that do not grow
+    Ideal,
 }
 
 /// How a GPU shares its time.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::physics::UNUSABLE;
 use crate::session::Session;
 use crate::state::{Gpu, SLOTS};
 
@@ -19,6 +20,12 @@ pub fn rounded(bytes: u64) -> Option<u64> {
 }
 
 impl Gpu {
+    /// The memory that CUDA reports, in bytes: what programs can allocate, and a rest that none can.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.memory.load(Ordering::Relaxed).saturating_add(UNUSABLE)
+    }
+
     /// Sum of the bytes held by the first `slots` slots.
     #[must_use]
     pub fn used(&self, slots: usize) -> u64 {

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use anyhow::{Context, Result, bail};
 use gpushare_inventory::elf;
 use gpushare_simulator::mig::Size;
+use gpushare_simulator::physics::{H200_580, IDEAL, Physics};
 use gpushare_simulator::session::pid_namespace;
 use gpushare_simulator::state::{Gpu, State};
 use gpushare_simulator::{clock, model};
@@ -19,7 +20,7 @@ use nix::errno::Errno;
 use nix::mount::umount;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use crate::{Create, Device, Nvml, Pids, Rounding};
+use crate::{Create, Device, Nvml, Pids, Profile, Rounding};
 
 const UVM_MAJOR: u64 = 511;
 const CAPS_MAJOR: u64 = 508;
@@ -215,10 +216,10 @@ impl Libraries {
 fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
     state.driver.set(&create.driver);
     state.cuda.store(cuda, Ordering::Relaxed);
-    state.context.store(create.context, Ordering::Relaxed);
     state.wall_offset.store(clock::wall().saturating_sub(clock::now()), Ordering::Relaxed);
     fill_sampling(state, create);
-    let slice = if create.device == Device::Slices { create.slice } else { 0 };
+    let physics = physics(create);
+    state.physics.set(&physics);
     for (gpu, index) in state.gpus.iter().zip(0..create.gpus) {
         let at = usize::try_from(index)?;
         match create.uuids.get(at) {
@@ -230,7 +231,8 @@ fn fill(state: &State, create: &Create, cuda: u32) -> Result<()> {
         gpu.minor.store(create.minors.get(at).copied().unwrap_or(index), Ordering::Relaxed);
         gpu.cores.store(create.cores.unwrap_or(model::of(&create.model).cores), Ordering::Relaxed);
         gpu.memory.store(create.memory, Ordering::Relaxed);
-        gpu.turns.slice.store(slice, Ordering::Relaxed);
+        gpu.turns.slice.store(physics.slice, Ordering::Relaxed);
+        gpu.turns.switch.store(physics.switch, Ordering::Relaxed);
         let linked = create.nvlink.iter().filter(|group| *group & (1 << index) != 0);
         let ends = linked.fold(0, |ends, group| ends | group) & !(1 << index);
         gpu.nvlinks.store(ends, Ordering::Relaxed);
@@ -288,6 +290,7 @@ fn divide(state: &State, create: &Create) -> Result<u32> {
             gpu.cores.store(cores.max(1), Ordering::Relaxed);
             gpu.memory.store(size.memory, Ordering::Relaxed);
             gpu.turns.slice.store(card_gpu.turns.slice.load(Ordering::Relaxed), Ordering::Relaxed);
+            gpu.turns.switch.store(card_gpu.turns.switch.load(Ordering::Relaxed), Ordering::Relaxed);
             made += 1;
         }
     }
@@ -350,12 +353,35 @@ fn set_uuid(gpu: &Gpu, uuid: [u8; 16]) {
     }
 }
 
-fn fill_sampling(state: &State, create: &Create) {
+/// The physics that the profile and the single options give.
+fn physics(create: &Create) -> Physics {
     const MILLISECOND: u64 = clock::SECOND / 1000;
+    /// Where turns are asked for and the profile has none.
+    const SLICE: u64 = 2 * MILLISECOND;
+    let profile = match create.profile {
+        Profile::H200_580 => H200_580,
+        Profile::Ideal => IDEAL,
+    };
+    let slice = create.slice.unwrap_or(if profile.slice > 0 { profile.slice } else { SLICE });
+    let milliseconds = |count: u32| u64::from(count) * MILLISECOND;
+    Physics {
+        context: create.context.unwrap_or(profile.context),
+        // A context of a given size keeps it.
+        modules: if create.context.is_some() { [0; 2] } else { profile.modules },
+        slice: match create.device {
+            Some(Device::Fifo) => 0,
+            Some(Device::Slices) => slice,
+            None if profile.slice > 0 => slice,
+            None => 0,
+        },
+        period: create.sample_period.map_or(profile.period, milliseconds),
+        delay: create.sample_delay.map_or(profile.delay, |delay| [milliseconds(delay), 0]),
+        ..profile
+    }
+}
+
+fn fill_sampling(state: &State, create: &Create) {
     let sampling = &state.sampling;
-    let period = create.sample_period.map_or(clock::SECOND / 6, |count| u64::from(count) * MILLISECOND);
-    sampling.period.store(period, Ordering::Relaxed);
-    sampling.delay.store(u64::from(create.sample_delay) * MILLISECOND, Ordering::Relaxed);
     let nearest = create.sample_rounding == Rounding::Nearest;
     sampling.nearest.store(nearest.into(), Ordering::Relaxed);
     sampling.no_processes.store((create.nvml == Nvml::NoProcesses).into(), Ordering::Relaxed);

@@ -281,8 +281,9 @@ impl Session {
     #[must_use]
     pub fn free_and_total(&self, gpu: &Gpu) -> (u64, u64) {
         self.sweep();
-        let total = gpu.memory.load(Ordering::Relaxed);
-        let free = total.saturating_sub(gpu.used(self.state().used_slots()));
+        let total = gpu.total();
+        // What no program can allocate counts as in use.
+        let free = gpu.memory.load(Ordering::Relaxed).saturating_sub(gpu.used(self.state().used_slots()));
         match gpu.left_to_cgroup(self.state(), self.cgroup()) {
             Some((left, limit)) => (free.min(left), total.min(limit)),
             None => (free, total),

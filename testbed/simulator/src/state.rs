@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::cgroup::CgroupLimit;
 use crate::mig::Part;
+use crate::physics::NodePhysics;
 
 /// First word of a state file; it stands for the layout's name and version.
-pub const MAGIC: u64 = 0x6770_7573_696d_0007;
+pub const MAGIC: u64 = 0x6770_7573_696d_0008;
 /// Most GPUs that a node can have.
 pub const GPUS: usize = 16;
 /// Most processes that can use a node's GPUs at one time.
@@ -110,6 +111,8 @@ pub struct Stamp {
 pub struct Turns {
     /// Length of a turn in nanoseconds; 0 for a GPU that works in the order of submission.
     pub slice: AtomicU64,
+    /// Nanoseconds in which nothing runs when the turn goes to another process.
+    pub switch: AtomicU64,
     /// Moment up to which the GPU's work is written down, in nanoseconds of the device clock.
     pub time: AtomicU64,
     /// When the turn ends at the latest, in nanoseconds of the device clock.
@@ -167,7 +170,7 @@ pub struct Gpu {
     pub part: Part,
     /// The GPUs at the other ends of its NVLinks, a bit for each index.
     pub nvlinks: AtomicU64,
-    /// Memory in bytes.
+    /// Memory in bytes that programs can allocate.
     pub memory: AtomicU64,
     /// Lock word that guards the sum of `bytes`.
     pub memory_lock: AtomicU64,
@@ -216,13 +219,9 @@ pub struct Slot {
     pub program: Text<96>,
 }
 
-/// How NVML measures utilisation, and what it tells about processes.
+/// What NVML reports about processes, and how it rounds.
 #[repr(C)]
 pub struct Sampling {
-    /// Length of a window, nanoseconds.
-    pub period: AtomicU64,
-    /// How long after its end a window becomes readable, nanoseconds.
-    pub delay: AtomicU64,
     /// 1 if percents are rounded to the nearest; 0 if they are rounded down.
     pub nearest: AtomicU32,
     /// 1 if NVML tells nothing about single processes.
@@ -246,12 +245,12 @@ pub struct State {
     pub cuda: AtomicU32,
     /// Driver version, for example 535.309.01.
     pub driver: Text<32>,
-    /// Bytes of device memory that a context costs.
-    pub context: AtomicU64,
+    /// What is the same for all GPUs of the node.
+    pub physics: NodePhysics,
     /// Wall clock less device clock when the node was made, in nanoseconds. NVML's time stamps use it, so
     /// that they never jump.
     pub wall_offset: AtomicU64,
-    /// How NVML measures utilisation.
+    /// What NVML reports about processes, and how it rounds.
     pub sampling: Sampling,
     /// Highest slot ever used plus one.
     pub slots_used: AtomicU32,

@@ -18,6 +18,7 @@ fn client() {
     match std::env::var("SCRIPT").as_deref() {
         Ok("observe") => observe(),
         Ok("collect") => collect(),
+        Ok("draws") => draws(),
         Ok("delay") => delay(),
         Ok(script) => client::run(script),
         Err(_) => {}
@@ -139,6 +140,26 @@ fn observe() {
     println!("mismatch: {}", nvml.entries(0, 0x0200_0018).0);
 }
 
+/// Reads sixteen windows one at a time as they come, then all that NVML keeps at once.
+fn draws() {
+    let nvml = Nvml::open();
+    let mut seen = nvml.device_samples(0).iter().map(|sample| sample[0]).max().unwrap_or(0);
+    let mut each = Vec::new();
+    while each.len() < 16 {
+        let found = nvml.samples(seen).1;
+        if let Some(newest) = found.iter().map(|sample| sample.time).max() {
+            seen = newest;
+            each.push(
+                found.iter().map(|sample| format!("{}:{}", sample.pid, sample.cores)).collect::<Vec<_>>(),
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("each: {}", each.iter().map(|found| found.join(",")).collect::<Vec<_>>().join(" "));
+    let all: Vec<String> = nvml.samples(0).1.iter().map(|sample| sample.cores.to_string()).collect();
+    println!("mean: {}", all.join(" "));
+}
+
 /// Reads every sample as it comes, until a line arrives on standard input. Prints the sums of percents: of
 /// the whole GPU, and by pid.
 fn collect() {
@@ -202,6 +223,23 @@ fn a_busy_process_is_seen_with_its_pid_memory_and_share() {
     Running::kill(busy);
     let [_, processes, ..] = observed(&node);
     assert!(processes.starts_with("0 0 "), "{processes}");
+}
+
+/// An H200 with driver 580: each window named one of two equally busy processes, and a question about all windows
+/// was answered with means.
+#[test]
+fn a_drawn_window_names_one_process_and_the_mean_over_windows_all() {
+    let node = Node::new(&["--profile", "h200-580", "--driver", "580.65.06"]);
+    let busy = "context\nlaunch busy_50ms 400\nclock\nelapsed\nsleep 60000";
+    let mut clients = [node.run(busy), node.run(busy)];
+    clients.iter_mut().for_each(|client| drop(client.number("elapsed")));
+    let pids = clients.each_ref().map(Running::pid);
+    let mut observer = node.run("draws");
+    let (each, mean) = (observer.value("each"), observer.value("mean"));
+    let named = |pid: u32| each.split(' ').filter(|window| **window == format!("{pid}:99")).count();
+    assert_eq!(named(pids[0]) + named(pids[1]), 16, "{each}");
+    let means: Vec<u64> = mean.split(' ').map(|cores| cores.parse().expect("a number")).collect();
+    assert!(means.len() <= 2 && (97..=99).contains(&means.iter().sum::<u64>()), "{mean}");
 }
 
 #[test]

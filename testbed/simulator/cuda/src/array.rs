@@ -1,8 +1,10 @@
 //! Arrays and mipmapped arrays: linear memory whose size follows from format and extents.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use crate::abi::{Code, Handle, In, Out, Result};
+use crate::bounds;
 use crate::context::current;
 use crate::driver::{Driver, driver, locked};
 use crate::heap::Kind;
@@ -138,9 +140,18 @@ fn back(driver: &Driver, description: &Description, bytes: u64) -> Result<u64> {
     Ok(driver.allocate(context.ordinal, context.home, Kind::Array, bytes)?.start)
 }
 
+/// Refuses an array that the device does not take.
+fn check_bounds(driver: &Driver, description: &Description, is_mipmapped: bool) -> Result {
+    let is_bounded = driver.session.state().physics.bounds_arrays.load(Ordering::Relaxed) != 0;
+    let extents = [description.width, description.height, description.depth];
+    let fits = !is_bounded || bounds::allow(extents, description.flags, is_mipmapped);
+    if fits { Ok(()) } else { Err(Code::INVALID_VALUE) }
+}
+
 fn create(out: Out<Handle>, description: Description) -> Result {
     out.given()?;
     let driver = driver()?;
+    check_bounds(driver, &description, false)?;
     let start = back(driver, &description, description.bytes()?)?;
     out.set(driver.arrays.arrays.add(Array { start, description, part: false }))
 }
@@ -148,6 +159,7 @@ fn create(out: Out<Handle>, description: Description) -> Result {
 fn create_mipmapped(out: Out<Handle>, description: Description, levels: u32) -> Result {
     out.given()?;
     let driver = driver()?;
+    check_bounds(driver, &description, true)?;
     let longest = description.width.max(description.height).max(description.depth).max(1);
     let most = usize::BITS - longest.leading_zeros();
     let shapes: Vec<Description> = (0..levels.clamp(1, most)).map(|level| description.level(level)).collect();

@@ -1,7 +1,7 @@
 //! Contexts: one primary context for each GPU, any number of others, and each thread's stack of contexts.
 //!
-//! The process's first live context on a GPU takes the node's context memory; its last one gives that memory
-//! back.
+//! The process's first live context on a GPU takes the node's context memory, which grows as modules are loaded;
+//! its last one gives that memory back.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -45,6 +45,15 @@ struct OnDevice {
     retained: u32,
     primary_flags: u32,
     live: u32,
+    /// Modules that were loaded while a context was alive.
+    modules: usize,
+}
+
+impl OnDevice {
+    /// Bytes of the GPU that the contexts take.
+    fn cost(&self, driver: &Driver) -> u64 {
+        driver.session.state().physics.context_with(self.modules)
+    }
 }
 
 /// All contexts of the process, and the references to each GPU's primary one.
@@ -74,6 +83,22 @@ impl Contexts {
     }
 }
 
+/// Takes what one more loaded module makes the contexts of a GPU grow by. The memory goes with the last context,
+/// not with the module.
+pub fn grow_by_module(driver: &Driver, ordinal: i32) -> Result {
+    let mut on = locked(driver.contexts.on(ordinal)?);
+    if on.live == 0 {
+        return Ok(());
+    }
+    let before = on.cost(driver);
+    on.modules += 1;
+    if driver.gpu(ordinal)?.take(&driver.session, on.cost(driver) - before) {
+        return Ok(());
+    }
+    on.modules -= 1;
+    Err(Code::OUT_OF_MEMORY)
+}
+
 /// The calling thread's current context.
 pub fn current() -> Result<Arc<Context>> {
     let top = STACK.with_borrow(|stack| stack.last().cloned()).ok_or(Code::INVALID_CONTEXT)?;
@@ -97,8 +122,7 @@ enum Form {
 fn open(driver: &Driver, ordinal: i32, on: &mut OnDevice, flags: u32, form: Form) -> Result<Handle> {
     if on.live == 0 {
         mps::admit(driver.mps, driver.gpu(ordinal)?, driver.session.index())?;
-        let cost = driver.session.state().context.load(Ordering::Relaxed);
-        if !driver.gpu(ordinal)?.take(&driver.session, cost) {
+        if !driver.gpu(ordinal)?.take(&driver.session, on.cost(driver)) {
             return Err(Code::OUT_OF_MEMORY);
         }
     }
@@ -126,8 +150,8 @@ fn close(driver: &Driver, on: &mut OnDevice, handle: Handle) -> Result {
     on.live = on.live.saturating_sub(1);
     if on.live == 0 {
         driver.forget_device(context.ordinal);
-        let cost = driver.session.state().context.load(Ordering::Relaxed);
-        driver.gpu(context.ordinal)?.give(&driver.session, cost);
+        driver.gpu(context.ordinal)?.give(&driver.session, on.cost(driver));
+        on.modules = 0;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use gpushare_simulator::model::{self, Model};
 use gpushare_simulator::state::Gpu;
 
 use crate::abi::{Code, In, Out, Result, code_name, set_text};
+use crate::bounds;
 use crate::driver::driver;
 use crate::entry::driver_version_on_disk;
 
@@ -50,8 +51,14 @@ fn attribute(gpu: &Gpu, ordinal: i32, number: u32) -> i32 {
         112 | 121 | 125 => 1,
         132 => i32::from(model.capability.0 >= 9),
         106 => 32,
-        21..=24 | 27 | 52 | 64 | 73 | 74 => 131_072,
-        25 | 26 | 57 => 16384,
+        21 | 22 => of(bounds::LINE),
+        23 => of(bounds::HEIGHT),
+        24..=26 | 58..=60 => of(bounds::CUBE),
+        27 | 28 | 42 | 52 | 53 | 55 | 61 | 63 | 64 | 66 | 67 | 73 | 74 | 77 => of(bounds::SIDE),
+        29 | 43 | 62 | 65 => of(bounds::LAYERS),
+        54 | 68 => of(bounds::FACES),
+        56 => of(bounds::LINE),
+        57 => of(bounds::HEIGHT),
         33 => of(gpu.bus.load(Ordering::Relaxed)),
         34 | 50 => 0,
         36 => of(model.memory_clock * 1000),
@@ -86,7 +93,7 @@ fn error_text(code: u32, out: Out<*const c_char>, text: &'static CStr) -> Result
 }
 
 fn total(ordinal: i32) -> Result<u64> {
-    Ok(driver()?.gpu(ordinal)?.memory.load(Ordering::Relaxed))
+    Ok(driver()?.gpu(ordinal)?.total())
 }
 
 exports! {

@@ -13,6 +13,7 @@ unsafe extern "C" {}
 #[macro_use]
 mod abi;
 mod array;
+mod bounds;
 mod callback;
 mod capture;
 mod context;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use gpushare_simulator_ptx::Parameter;
 
 use crate::abi::{Code, Handle, In, Out, Result};
-use crate::context::current;
+use crate::context::{current, grow_by_module};
 use crate::driver::{Driver, driver, locked};
 use crate::heap::Kind;
 use crate::image::Image;
@@ -127,6 +127,7 @@ impl Modules {
 
 fn load(driver: &Driver, image: Image, context: Handle) -> Result<Handle> {
     let ordinal = current().map(|context| context.ordinal).unwrap_or(0);
+    grow_by_module(driver, ordinal)?;
     let mut globals = HashMap::new();
     for global in image.globals() {
         let place = driver.allocate(ordinal, context, Kind::Device, global.size.max(1) as u64)?;

@@ -63,16 +63,25 @@ const SYS_ADMIN: u64 = 1 << 21;
 
 const MEMORY_V2: u32 = 0x0200_0028;
 
-fn used_and_total(device: Handle) -> Result<(u64, u64)> {
-    let gpu = gpu(device)?;
-    let total = gpu.memory.load(Ordering::Relaxed);
-    Ok((node()?.used(gpu).min(total), total))
+/// What NVML reports of a GPU's memory, in bytes: `total` is what CUDA reports and what is reserved for the driver.
+struct Memory {
+    total: u64,
+    reserved: u64,
+    used: u64,
+}
+
+fn memory_of(device: Handle) -> Result<Memory> {
+    let (gpu, node) = (gpu(device)?, node()?);
+    let is_whole = gpu.card().is_none();
+    let reserved = if is_whole { node.reader.state.physics.reserved.load(Ordering::Relaxed) } else { 0 };
+    Ok(Memory { total: gpu.total() + reserved, reserved, used: node.used(gpu).min(gpu.total()) })
 }
 
 exports! {
+    /// The three words are total, free and used, which includes what is reserved.
     fn nvmlDeviceGetMemoryInfo(device: Handle, out: Out<[u64; 3]>) {
-        let (used, total) = used_and_total(device)?;
-        out.set([total, total - used, used])
+        let Memory { total, reserved, used } = memory_of(device)?;
+        out.set([total, total - reserved - used, reserved + used])
     }
 
     /// The five words are version, total, reserved, free and used.
@@ -81,13 +90,13 @@ exports! {
         if version.get()? != MEMORY_V2 {
             return Err(Code::ARGUMENT_VERSION_MISMATCH);
         }
-        let (used, total) = used_and_total(device)?;
+        let Memory { total, reserved, used } = memory_of(device)?;
         let state = node()?.reader.state;
-        let (used, total) = match gpu(device)?.left_to_cgroup(state, cgroup::own()) {
-            Some((left, limit)) => (limit.saturating_sub(left), limit.min(total)),
-            None => (used, total),
+        let (used, total, reserved) = match gpu(device)?.left_to_cgroup(state, cgroup::own()) {
+            Some((left, limit)) => (limit.saturating_sub(left), limit.min(total), 0),
+            None => (used, total, reserved),
         };
-        out.set([u64::from(MEMORY_V2), total, 0, total.saturating_sub(used), used])
+        out.set([u64::from(MEMORY_V2), total, reserved, total.saturating_sub(reserved + used), used])
     }
 
     fn nvmlDeviceSetMemoryLimits_v1(device: Handle, limits: Out<SetLimits>) {
@@ -119,7 +128,7 @@ exports! {
     }
 
     fn nvmlDeviceGetBAR1MemoryInfo(device: Handle, out: Out<[u64; 3]>) {
-        let (_, total) = used_and_total(device)?;
+        let total = gpu(device)?.total();
         out.set([total, total - (1 << 20), 1 << 20])
     }
 }

@@ -1,59 +1,91 @@
-//! Utilisation: the used part of a GPU's time in windows of fixed length, in whole percents. The node's
-//! settings give length, delay and rounding.
+//! Utilisation: the used part of a GPU's time in windows of fixed length, in whole percents. The node's physics
+//! give length and delay, and whether a window has each process's exact part or names one process alone.
 
 use std::sync::atomic::Ordering;
 
 use gpushare_simulator::clock;
 use gpushare_simulator::lock::Owner;
-use gpushare_simulator::state::{Gpu, Sampling};
-use gpushare_simulator::timeline::{Busy, busy};
+use gpushare_simulator::physics::DRAWN_PERCENT;
+use gpushare_simulator::state::Gpu;
+use gpushare_simulator::timeline::{busy, resident};
 
 use crate::abi::{Code, Handle, Out, Result};
 use crate::node::{Node, gpu, node, session};
 
-/// Number of windows whose samples are kept.
-const KEPT: u64 = 6;
-
 /// A window that can be read.
 struct Window {
+    /// Number of the window since the device clock's begin.
+    number: u64,
     /// Length in nanoseconds.
     length: u64,
-    /// Whether percents are rounded to the nearest; otherwise they are rounded down.
-    nearest: bool,
     /// End in nanoseconds of the device clock.
     end: u64,
     /// End in microseconds since 1970.
     time: u64,
 }
 
+/// One process's part of a window.
+struct Part {
+    owner: Owner,
+    percent: u32,
+}
+
 /// The last windows that can be read now, the newest at the end.
 fn windows(node: &Node) -> impl Iterator<Item = Window> {
-    let Sampling { period, delay, nearest, .. } = &node.reader.state.sampling;
-    let length = period.load(Ordering::Relaxed).max(1);
-    let nearest = nearest.load(Ordering::Relaxed) != 0;
-    let offset = node.reader.state.wall_offset.load(Ordering::Relaxed);
-    let count = clock::now().saturating_sub(delay.load(Ordering::Relaxed)) / length;
-    (count.saturating_sub(KEPT)..count).map(move |index| {
-        let end = (index + 1) * length;
-        Window { length, nearest, end, time: (end + offset) / 1000 }
+    let state = node.reader.state;
+    let length = state.physics.period.load(Ordering::Relaxed).max(1);
+    let kept = u64::from(state.physics.kept.load(Ordering::Relaxed));
+    let offset = state.wall_offset.load(Ordering::Relaxed);
+    let now = clock::now();
+    let ended = now / length;
+    let is_readable = move |number: &u64| (number + 1) * length + state.physics.delay_of(*number) <= now;
+    let count = (0..ended).rev().find(is_readable).map_or(0, |newest| newest + 1);
+    (count.saturating_sub(kept)..count).map(move |number| {
+        let end = (number + 1) * length;
+        Window { number, length, end, time: (end + offset) / 1000 }
     })
 }
 
 impl Window {
-    fn percent(&self, time: u64) -> u32 {
-        let half = if self.nearest { self.length / 2 } else { 0 };
-        u32::try_from((time * 100 + half) / self.length).unwrap_or(100).min(100)
+    /// `time` nanoseconds as percent of the window.
+    fn percent(&self, time: u64) -> Result<u32> {
+        let nearest = node()?.reader.state.sampling.nearest.load(Ordering::Relaxed) != 0;
+        let half = if nearest { self.length / 2 } else { 0 };
+        Ok(u32::try_from((time * 100 + half) / self.length).unwrap_or(100).min(100))
     }
 
-    /// Busy time of each process in the window.
-    fn busy(&self, gpu: &Gpu) -> Result<Vec<Busy>> {
-        Ok(busy(gpu, session()?, self.end - self.length, self.end))
+    /// The process that a draw names; `None` if the GPU was idle at the drawn moment, or the node does not draw.
+    fn drawn(&self, gpu: &Gpu) -> Result<Option<Owner>> {
+        let moment = self.end - self.length + node()?.reader.state.physics.moment_of(self.number);
+        Ok(resident(gpu, session()?, moment))
+    }
+
+    /// The parts of the processes in the window, dead ones included.
+    fn parts(&self, gpu: &Gpu) -> Result<Vec<Part>> {
+        if draws()? {
+            return Ok(self
+                .drawn(gpu)?
+                .map(|owner| Part { owner, percent: DRAWN_PERCENT })
+                .into_iter()
+                .collect());
+        }
+        let all = busy(gpu, session()?, self.end - self.length, self.end);
+        all.iter().map(|one| Ok(Part { owner: one.owner, percent: self.percent(one.time)? })).collect()
     }
 
     /// Percent of the window that all processes used, dead ones included.
     fn utilisation(&self, gpu: &Gpu) -> Result<u32> {
-        Ok(self.percent(self.busy(gpu)?.iter().map(|one| one.time).sum()))
+        if draws()? {
+            return Ok(self.drawn(gpu)?.map_or(0, |_| DRAWN_PERCENT));
+        }
+        let all = busy(gpu, session()?, self.end - self.length, self.end);
+        self.percent(all.iter().map(|one| one.time).sum())
     }
+}
+
+/// Whether a window names one process alone.
+fn draws() -> Result<bool> {
+    Ok(node()?.reader.state.physics.draws.load(Ordering::Relaxed) != 0)
 }
 
 /// The GPU of a handle, if NVML samples its use: it does not in MIG mode (nvml.h,
@@ -92,19 +124,33 @@ struct Share {
 }
 
 /// A share for every living process and every window that it worked in, of the windows that ended after
-/// `last_seen` (microseconds since 1970).
+/// `last_seen` (microseconds since 1970). Where windows are drawn, each process has one share: its mean over them.
 fn shares(device: Handle, last_seen: u64) -> Result<Vec<Share>> {
     let (node, gpu) = (node()?, sampled(device)?);
     node.tells_processes()?;
     session()?.sweep();
-    let mut all = Vec::new();
+    let (mut all, mut count) = (Vec::new(), 0);
     for window in windows(node).filter(|window| window.time > last_seen) {
-        for one in window.busy(gpu)? {
-            let Some(pid) = node.pid(one.owner) else { continue };
-            all.push(Share { pid, time: window.time, cores: window.percent(one.time) });
+        count += 1;
+        for part in window.parts(gpu)? {
+            let Some(pid) = node.pid(part.owner) else { continue };
+            all.push(Share { pid, time: window.time, cores: part.percent });
         }
     }
-    Ok(all)
+    Ok(if draws()? { means(&all, count) } else { all })
+}
+
+/// One share for each process of `all`: the mean over `count` windows, at the time of the last that names it.
+fn means(all: &[Share], count: u32) -> Vec<Share> {
+    let mut means: Vec<Share> = Vec::new();
+    for &Share { pid, time, cores } in all {
+        match means.iter_mut().find(|mean| mean.pid == pid) {
+            Some(mean) => (mean.time, mean.cores) = (time, mean.cores + cores),
+            None => means.push(Share { pid, time, cores }),
+        }
+    }
+    means.iter_mut().for_each(|mean| mean.cores /= count.max(1));
+    means
 }
 
 /// Writes the shares by NVML's protocol of two calls; NOT_FOUND if there are none.
@@ -258,7 +304,7 @@ exports! {
         value_type.set(1)?;
         let room = count.get()? as usize;
         if out.is_null() {
-            return count.set(u32::try_from(KEPT).unwrap_or(0));
+            return count.set(node()?.reader.state.physics.kept.load(Ordering::Relaxed));
         }
         count.set(u32::try_from(found.len().min(room)).unwrap_or(0))?;
         if found.is_empty() {

@@ -90,24 +90,39 @@ fn advance_to(gpu: &Gpu, used: usize, now: u64) {
     }
     let mut time = turns.time.load(Ordering::Relaxed);
     while time < now {
-        let Some((slot, end)) = turn(gpu, used, time) else { break };
-        let length = line(gpu, slot).left().min(end - time).min(now - time);
-        time += length;
+        let Some(Turn { slot, begin, end }) = turn(gpu, used, time) else { break };
+        // Before the turn begins, the GPU switches and nothing runs.
+        let start = begin.clamp(time, now);
+        let length = line(gpu, slot).left().min(end - start).min(now - start);
+        time = start + length;
         write_down(gpu, slot, length, time, end);
         carry_out(gpu);
     }
     turns.time.fetch_max(now, Ordering::Release);
 }
 
-/// Slot and end of the turn at `time`: the current turn, or a new one for the next process with work.
-fn turn(gpu: &Gpu, used: usize, time: u64) -> Option<(u32, u64)> {
+/// One process's turn, in nanoseconds of the device clock.
+struct Turn {
+    slot: u32,
+    /// When the GPU has switched to the process.
+    begin: u64,
+    /// When the turn ends at the latest.
+    end: u64,
+}
+
+/// The turn at `time`: the current one, or a new one for the next process with work.
+fn turn(gpu: &Gpu, used: usize, time: u64) -> Option<Turn> {
     let turns = &gpu.turns;
+    let slice = turns.slice.load(Ordering::Relaxed).max(1);
     let (holder, end) = (turns.holder.load(Ordering::Relaxed), turns.end.load(Ordering::Relaxed));
     if time < end && line(gpu, holder).left() > 0 {
-        return Some((holder, end));
+        return Some(Turn { slot: holder, begin: end.saturating_sub(slice), end });
     }
-    let next = after(holder, used).find(|&slot| line(gpu, slot).left() > 0)?;
-    Some((next, time.saturating_add(turns.slice.load(Ordering::Relaxed).max(1))))
+    let slot = after(holder, used).find(|&slot| line(gpu, slot).left() > 0)?;
+    // The process that had the last turn is still resident.
+    let switch = if slot == holder { 0 } else { turns.switch.load(Ordering::Relaxed) };
+    let begin = time.saturating_add(switch);
+    Some(Turn { slot, begin, end: begin.saturating_add(slice) })
 }
 
 /// All slots in the order of turns; `holder` comes last.
@@ -116,7 +131,8 @@ fn after(holder: u32, used: usize) -> impl Iterator<Item = u32> {
     (holder.saturating_add(1)..used).chain(0..holder.saturating_add(1).min(used))
 }
 
-/// Writes down the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`.
+/// Writes down the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`. A step
+/// of no length notes whose turn has begun while the GPU still switches to it.
 fn write_down(gpu: &Gpu, slot: u32, length: u64, time: u64, turn: u64) {
     let line = line(gpu, slot);
     let owner = Owner { slot, generation: line.generation.load(Ordering::Relaxed) };

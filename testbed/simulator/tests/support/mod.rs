@@ -49,13 +49,15 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node with ordinary files in place of device nodes, so that root is not needed.
+    /// A node with ordinary files in place of device nodes, so that root is not needed. Its physics are ideal where
+    /// the arguments name no profile.
     pub fn new(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let node = Self { folder };
         let output = Command::new(program())
             .arg("create")
             .arg(node.path(""))
+            .args(["--profile", "ideal"])
             .args(arguments)
             .arg("--plain-nodes")
             .output()
