@@ -1,6 +1,7 @@
 //! `gpushare inventory refresh`: asks NVML about the GPUs and fits our libraries to the driver, once per
 //! boot, driver version and set of GPUs.
 
+mod memory;
 mod mig;
 mod nvlink;
 
@@ -15,6 +16,7 @@ use nvml_wrapper::Nvml;
 
 use crate::table;
 use crate::takeover::take_over;
+use memory::Memory;
 use nvlink::Links;
 
 /// Asks NVML and writes the answer into the cache. A creation that finds an earlier version's quota store
@@ -106,8 +108,8 @@ fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
                 continue;
             }
         };
-        // A GPU with unified memory may report no size. Its size stays unknown, and it takes no leases.
-        let memory_bytes = gpu.memory_info().map_or(0, |memory| memory.total);
+        // A GPU without a known size takes no leases.
+        let Memory { total: memory_bytes, reserved: reserved_bytes } = Memory::of(&gpu);
         let brand =
             gpu.brand().map_or_else(|_| "unknown".to_owned(), |brand| format!("{brand:?}").to_lowercase());
         let architecture =
@@ -120,6 +122,7 @@ fn told(nvml: &Nvml) -> Result<Vec<GpuTotals>> {
         gpus.push(GpuTotals {
             uuid,
             memory_bytes,
+            reserved_bytes,
             brand,
             architecture,
             nvlink_group,

@@ -64,6 +64,7 @@ struct NodeSection {
     dev_root: PathBuf,
     proc_root: PathBuf,
     library_folders: Vec<PathBuf>,
+    unusable_memory: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -342,6 +343,7 @@ impl File {
                 dev: absolute("node.dev_root", self.node.dev_root)?,
                 proc: absolute("node.proc_root", self.node.proc_root)?,
                 library_folders: self.node.library_folders,
+                unusable_memory: size("node.unusable_memory", &self.node.unusable_memory)?,
             },
             paths: Paths {
                 state: absolute("paths.state", self.paths.state)?,

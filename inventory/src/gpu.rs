@@ -24,7 +24,7 @@ pub struct Gpu {
     pub minor: u32,
     /// Model name as the driver states it, an instance's with its profile; `unknown` if it does not.
     pub model: String,
-    /// The whole memory; `None` if it is not in [`Totals`](crate::Totals) yet.
+    /// The memory that programs can allocate; `None` if it is not in [`Totals`](crate::Totals) yet.
     pub memory: Option<DeviceMemory>,
     /// The GPU's device node.
     pub node: DeviceNode,

@@ -14,6 +14,7 @@ use crate::error::{NodeError, SickGpu};
 use crate::fault::Faults;
 use crate::folder;
 use crate::gpu::{Gpu, PciAddress, pci_folders};
+use crate::memory::DeviceMemory;
 use crate::mig::{self, Instance, Layout, Profile};
 use crate::place::Place;
 use crate::proc::{self, ProcError};
@@ -99,7 +100,7 @@ impl Node {
         })
     }
 
-    /// Adds what `totals` has: memory sizes, which GPUs NVLink connects, and MIG instances in place of the
+    /// Adds what `totals` has: the memory that programs can allocate, which GPUs NVLink connects, and MIG instances in place of the
     /// GPUs that are divided into them.
     #[must_use]
     pub fn with_totals(mut self, totals: &Totals) -> Self {
@@ -108,7 +109,7 @@ impl Node {
                 self.gpus.push(gpu);
                 continue;
             };
-            gpu.memory = totals::memory(told.memory_bytes);
+            gpu.memory = self.capacity(told.memory_bytes, told.reserved_bytes);
             let is_whole = self.layouts.get(&gpu.uuid).is_none_or(Vec::is_empty);
             if !told.is_mig && told.instances.is_empty() && is_whole {
                 gpu.place.nvlink_group.clone_from(&told.nvlink_group);
@@ -166,10 +167,14 @@ impl Node {
         Ok(Gpu {
             uuid: told.uuid.parse().ok().filter(|uuid: &GpuUuid| uuid.is_instance()).ok_or_else(unknown)?,
             model: told.name.clone(),
-            memory: totals::memory(told.memory_bytes),
+            memory: self.capacity(told.memory_bytes, told.reserved_bytes),
             instance: Some(instance),
             ..gpu.clone()
         })
+    }
+
+    fn capacity(&self, total: u64, reserved: u64) -> Option<DeviceMemory> {
+        totals::capacity(total, reserved, self.roots.unusable_memory)
     }
 
     /// The MIG instances that `/proc` shows on `gpu`, for [`GpuTotals::shown`](crate::GpuTotals::shown).

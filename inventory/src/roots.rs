@@ -1,6 +1,8 @@
-//! The root folders below which a node's files are looked up.
+//! The root folders below which a node's files are looked up, and what the node's GPUs cannot give.
 
 use std::path::PathBuf;
+
+use crate::memory::DeviceMemory;
 
 /// The root folders of the driver's files, of device nodes and of `/proc`. All are `/` on an ordinary node. A
 /// driver container, NixOS or a simulated node has others.
@@ -14,10 +16,18 @@ pub struct Roots {
     pub proc: PathBuf,
     /// Folders below the driver root that are searched for libraries before all others.
     pub library_folders: Vec<PathBuf>,
+    /// Memory of each GPU that the driver does not report as reserved and that no program can allocate all the same.
+    pub unusable_memory: DeviceMemory,
 }
 
 impl Default for Roots {
     fn default() -> Self {
-        Self { driver: "/".into(), dev: "/".into(), proc: "/".into(), library_folders: Vec::new() }
+        Self {
+            driver: "/".into(),
+            dev: "/".into(),
+            proc: "/".into(),
+            library_folders: Vec::new(),
+            unusable_memory: DeviceMemory::ZERO,
+        }
     }
 }

@@ -36,6 +36,8 @@ pub struct GpuTotals {
     pub uuid: String,
     /// The whole memory in bytes; 0 is unknown.
     pub memory_bytes: u64,
+    /// The part of it in bytes that the driver keeps for itself; 0 where NVML does not report it (before 510).
+    pub reserved_bytes: u64,
     /// NVML's brand in lower case, as `tesla`; `unknown` if NVML does not tell.
     pub brand: String,
     /// The compute capability, as `9.0`; empty if NVML does not tell.
@@ -67,6 +69,8 @@ pub struct InstanceTotals {
     pub name: String,
     /// The memory in bytes; 0 is unknown.
     pub memory_bytes: u64,
+    /// The part of it in bytes that the driver keeps for itself.
+    pub reserved_bytes: u64,
 }
 
 /// Why the cache could not be written.
@@ -78,9 +82,10 @@ pub struct TotalsError {
 }
 
 impl Totals {
-    /// Path of the cache below the state folder.
+    /// Path of the cache below the state folder. Versions whose caches have other fields use other names, since each
+    /// would take the other's for unreadable and ask NVML again.
     pub fn path(state: &Path) -> PathBuf {
-        state.join("inventory.json")
+        state.join("totals.json")
     }
 
     /// Reads the cache; `None` if it does not exist or is not readable. It is only a cache and can be filled
@@ -128,7 +133,31 @@ impl InstanceTotals {
     }
 }
 
-/// The size that NVML told; `None` where it told none.
-pub(crate) fn memory(bytes: u64) -> Option<DeviceMemory> {
+/// What programs can allocate of a GPU with `total` bytes, of which the driver keeps `reserved` and `unusable` is lost;
+/// `None` where NVML reported no size, or nothing is left.
+pub(crate) fn capacity(total: u64, reserved: u64, unusable: DeviceMemory) -> Option<DeviceMemory> {
+    let bytes = total.checked_sub(reserved)?.checked_sub(unusable.bytes())?;
     (bytes > 0).then(|| DeviceMemory::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_has_what_the_driver_leaves_to_programs() {
+        const MIB: u64 = 1 << 20;
+        let unusable = DeviceMemory::from_bytes(16 * MIB);
+        for (total, reserved, want) in [
+            (143_771, 616, Some(143_139)), // an H200 gave one program 142,626 MiB beside a context of 520
+            (81_920, 0, Some(81_904)),
+            (632, 616, None),
+            (616, 616, None),
+            (0, 0, None),
+            (100, 616, None),
+        ] {
+            let got = capacity(total * MIB, reserved * MIB, unusable).map(DeviceMemory::bytes);
+            assert_eq!(got, want.map(|mib: u64| mib * MIB), "{total} MiB, {reserved} of them reserved");
+        }
+    }
 }

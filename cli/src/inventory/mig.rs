@@ -5,6 +5,8 @@ use gpushare_inventory::InstanceTotals;
 use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 
+use super::memory::Memory;
+
 /// Whether the GPU is divided into MIG instances now (nvmlDeviceGetMigMode: current mode 1).
 pub fn is_on(gpu: &Device<'_>) -> bool {
     gpu.mig_mode().is_ok_and(|mode| mode.current == 1)
@@ -27,13 +29,15 @@ pub fn instances(gpu: &Device<'_>) -> Vec<InstanceTotals> {
 
 fn instance(device: &Device<'_>, position: u32) -> Result<InstanceTotals, NvmlError> {
     let (gpu_instance, compute_instance) = ids(device)?;
+    let Memory { total, reserved } = Memory::of(device);
     Ok(InstanceTotals {
         uuid: device.uuid()?,
         gpu_instance,
         compute_instance,
         position,
         name: device.name()?,
-        memory_bytes: device.memory_info().map_or(0, |memory| memory.total),
+        memory_bytes: total,
+        reserved_bytes: reserved,
     })
 }
 
