@@ -20,6 +20,7 @@ use crate::allocation::{AllocationError, look_up_allocation};
 use crate::bundle::Bundle;
 use crate::called;
 use crate::claim::{ClaimError, look_up_claim, part_of};
+use crate::context_costs::ContextCosts;
 use crate::driver_limit::{DriverLimitError, DriverLimiter, DriverLimits};
 use crate::edit;
 use crate::ending;
@@ -193,7 +194,8 @@ pub fn grant<T, E: From<GrantError>>(
     .map_err(GrantError::from)?;
     let files = facts.files(reservation.lease(), settings)?;
     let plan = facts.plan(reservation.lease(), &files, requester.needs_poststop)?;
-    make_region(&facts.state, reservation.lease(), &facts.request).map_err(GrantError::from)?;
+    let version = &facts.node.driver.version;
+    make_region(&facts.state, version, reservation.lease(), &facts.request).map_err(GrantError::from)?;
     facts.root.check(plan.targets()).map_err(GrantError::from)?;
     let done = apply(&plan, reservation, requester.json)?;
     undo.keep();
@@ -386,9 +388,9 @@ pub fn admit_mode(json: &Value, request: &Request, state: &StateFolder) -> Resul
     Ok(())
 }
 
-/// Less memory than this seldom holds a CUDA context and a program: the context alone takes some hundred MiB,
-/// by GPU and driver.
-const LITTLE: DeviceMemory = DeviceMemory::from_bytes(512 << 20);
+/// Less memory than this seldom holds a CUDA context and a program: an H200 takes 520 MiB for a context alone, and 676
+/// with a library's code.
+const LITTLE: DeviceMemory = DeviceMemory::from_bytes(768 << 20);
 
 /// What to say of a lease in which CUDA programs will hardly start; `None` where they should.
 pub fn too_little(lease: &Lease) -> Option<String> {
@@ -404,10 +406,19 @@ pub fn too_little(lease: &Lease) -> Option<String> {
     ))
 }
 
-fn make_region(state: &StateFolder, lease: &Lease, request: &Request) -> Result<(), RegionError> {
+fn make_region(
+    state: &StateFolder,
+    driver_version: &str,
+    lease: &Lease,
+    request: &Request,
+) -> Result<(), RegionError> {
     let region = Region::of(state.path(), lease.id);
     let is_shared = request.scope == Scope::Pod || !lease.others.is_empty();
     if is_shared { region.join(lease) } else { region.make(lease) }?;
+    if lease.enforcement.terms().has_region {
+        let costs = ContextCosts::load(state.path(), driver_version);
+        region.charge_contexts(lease, &costs)?;
+    }
     if !lease.enforcement_for(request).terms().is_intercepted {
         region.hide_from_all(&lease.member.key.container);
     }

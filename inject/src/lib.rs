@@ -14,6 +14,7 @@ mod cdi;
 mod change;
 mod child;
 mod claim;
+mod context_costs;
 mod driver_limit;
 mod edit;
 pub mod ending;
@@ -52,6 +53,7 @@ pub use change::{
     restate,
 };
 pub use claim::{ClaimError, look_up_claim};
+pub use context_costs::ContextCosts;
 pub use driver_limit::{DriverLimitError, DriverLimiter, DriverLimits, Limit, has_limits};
 pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out_driver};
 pub use fitted::{FitError, Fitted};

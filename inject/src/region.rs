@@ -34,6 +34,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::{Measuring, UsageError};
 
+use crate::context_costs::ContextCosts;
+
 // The names of both files carry this one number.
 const _: () = assert!(LIMITS_VERSION == USAGE_VERSION);
 
@@ -146,6 +148,14 @@ impl Region {
             self.remove();
             io(source)
         })
+    }
+
+    /// Writes what contexts are charged as on the lease's GPUs, before any process of the container runs.
+    ///
+    /// # Errors
+    /// When the file is not there or cannot be written.
+    pub fn charge_contexts(&self, lease: &Lease, costs: &ContextCosts) -> Result<(), RegionError> {
+        self.set_context_costs(lease, costs).map_err(|source| self.io(source))
     }
 
     fn io(&self, source: std::io::Error) -> RegionError {

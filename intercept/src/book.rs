@@ -50,6 +50,8 @@ pub struct Book {
     held: Mutex<Held>,
     /// The last sum seen, by device. It is only a hint whether there is room.
     last_sum: [AtomicU64; MAX_DEVICES],
+    /// What contexts were charged as when an allocation last waited for a figure of them, by device.
+    pub(crate) waited_for: [AtomicU64; MAX_DEVICES],
     last_sweep: AtomicU64,
 }
 
@@ -64,7 +66,7 @@ pub(crate) struct Held {
 
 /// Which of the two figures of [`Held`] is meant, and which of a line.
 #[derive(Clone, Copy)]
-enum Part {
+pub(crate) enum Part {
     All,
     Contexts,
 }
@@ -135,11 +137,10 @@ impl Book {
     /// What the container could hold on `device` now in bytes: its limit, and what the node has left for it
     /// to grow.
     pub fn within_reach(&self, device: usize) -> u64 {
-        let Some(file) = self.limits else { return 0 };
-        let limit = file.memory(device);
+        let (Some(file), Some(usage)) = (self.limits, self.usage) else { return 0 };
         let room = file.measured.get(device).map_or(0, |line| line.room_mebibytes.load(Relaxed));
-        let reach = limit.saturating_add(u64::from(room) << 20).min(file.most_memory(device));
-        reach.saturating_sub(withheld(file, device))
+        let growth = file.most_memory(device).saturating_sub(file.memory(device)).min(u64::from(room) << 20);
+        self.limit_by_figure(usage, device).saturating_add(growth)
     }
 
     /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for
@@ -222,10 +223,10 @@ impl Book {
             return false;
         }
         let last = self.last_sum.get(device).map_or(u64::MAX, |sum| sum.load(Relaxed));
-        let granted = if last.saturating_add(bytes) <= limit {
-            self.add_within(usage, device, bytes, limit)
+        let granted = if self.is_far_from(limit, device, last.saturating_add(bytes)) {
+            self.add_within(usage, device, bytes, || self.limit(device))
         } else {
-            self.try_reserve(usage, device, bytes, limit)
+            self.try_reserve(usage, device, bytes)
         };
         granted || self.reserve_slowly(usage, device, bytes)
     }
@@ -328,22 +329,24 @@ impl Book {
         }
     }
 
-    /// Sums before it adds, so that a request that cannot fit disturbs no other process.
-    fn try_reserve(&self, usage: &UsageFile, device: usize, bytes: u64, limit: u64) -> bool {
-        sum(usage, device, None).saturating_add(bytes) <= limit
+    /// Sums before it adds, so that a request that cannot fit disturbs no other process. The host's figure of
+    /// contexts counts.
+    fn try_reserve(&self, usage: &UsageFile, device: usize, bytes: u64) -> bool {
+        let limit = || self.limit_by_figure(usage, device);
+        sum(usage, device, None).saturating_add(bytes) <= limit()
             && self.add_within(usage, device, bytes, limit)
     }
 
-    fn add_within(&self, usage: &UsageFile, device: usize, bytes: u64, limit: u64) -> bool {
+    fn add_within(&self, usage: &UsageFile, device: usize, bytes: u64, limit: impl Fn() -> u64) -> bool {
         let own = self.change(device, Part::All, |held| held.saturating_add(bytes));
         let slot = self.own_slot(usage);
         let sum = sum(usage, device, slot).saturating_add(own);
         if let Some(last) = self.last_sum.get(device) {
             last.store(sum, Relaxed);
         }
-        // The limit is read once more after the line was raised: the host lowers a limit, and then reads what
+        // The limit is read after the line was raised: the host lowers a limit, and then reads what
         // is held. Without a slot of this process, others do not see what was added.
-        if sum <= limit.min(self.limit(device)) && slot.is_some() && self.own_slot(usage) == slot {
+        if sum <= limit() && slot.is_some() && self.own_slot(usage) == slot {
             return true;
         }
         self.release(device, bytes);
@@ -359,7 +362,7 @@ impl Book {
             let lock = self.lock(usage, deadline);
             let dying = self.sweep(usage);
             for _ in 0..4 {
-                if self.try_reserve(usage, device, bytes, self.limit(device)) {
+                if self.try_reserve(usage, device, bytes) {
                     return true;
                 }
                 (0..50).for_each(|_| core::hint::spin_loop());
@@ -425,6 +428,13 @@ fn sum_of(lines: &[DeviceLine], mut bits: u64) -> (u64, u64) {
         }
     }
     (total, any)
+}
+
+/// What all live slots say of `part` on `device`, in bytes.
+pub(crate) fn sum_of_part(usage: &UsageFile, device: usize, part: Part) -> u64 {
+    let live = (0..SLOTS).filter(|slot| usage.is_live(*slot));
+    let lines = live.filter_map(|slot| usage.line(device, slot));
+    lines.fold(0, |sum, line| sum.saturating_add(part.of(line).load(Relaxed)))
 }
 
 /// The bit of `slot` in word `index` of the live slots.

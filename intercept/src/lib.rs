@@ -18,6 +18,7 @@ pub mod identity;
 mod lock;
 pub mod mutex;
 pub mod nvml;
+mod overhead;
 mod pointer;
 pub mod process;
 mod slot;

@@ -13,8 +13,8 @@ mod reports;
 mod usage;
 
 pub use limits::{
-    ComputePolicy, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, LimitsHeader, Measured,
-    Measurement, TooManyDevices, encode_limits, grants_are, measurements,
+    ComputePolicy, ContextCost, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile,
+    LimitsHeader, Measured, Measurement, Overhead, TooManyDevices, encode_limits, grants_are, measurements,
 };
 pub use reports::{Throttle, read_throttles, read_wishes};
 pub use usage::{

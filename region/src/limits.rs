@@ -6,11 +6,13 @@
 //! The host's measurements follow the grants: the GPU time of the container's processes by the driver's own
 //! sampling, which no process inside the container can reliably see. Without a meter they are all zero.
 
+mod context;
 mod measured;
 mod write;
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+pub use context::{ContextCost, Overhead};
 pub use measured::{Measured, Measurement, measurements};
 pub use write::grants_are;
 
@@ -74,11 +76,19 @@ pub struct LimitLine {
     pub ceiling_percent: AtomicU32,
     /// The most that `memory_bytes` may grow to while the container runs; 0: it does not grow.
     pub most_bytes: AtomicU64,
-    reserved: [AtomicU32; 4],
+    /// What a process's contexts are charged as before anything is loaded, in MiB; 0: the host does not say. This word
+    /// and the next two are the host's figures and no part of the grant.
+    context_mebibytes: AtomicU32,
+    /// What they are charged as in all, in MiB.
+    context_most_mebibytes: AtomicU32,
+    /// What they really take, as [`Overhead`] has it: the time of the look in the upper half, the part in the lower.
+    overhead: AtomicU64,
 }
 
 const _: () = assert!(HEADER_LEN == 64);
 const _: () = assert!(LINE_LEN == 64);
+/// The part of a line that is the grant.
+const GRANT_LEN: usize = core::mem::offset_of!(LimitLine, context_mebibytes);
 const _: () = assert!(LIMITS_LEN == 64 + 2 * 64 * MAX_DEVICES);
 
 /// How strictly a compute limit is enforced.

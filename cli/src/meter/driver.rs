@@ -7,7 +7,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::Sampling;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
+use nvml_wrapper::struct_wrappers::device::{ProcessInfo, ProcessUtilizationSample};
 
 use super::windows::{PERIOD, Sample};
 
@@ -58,10 +58,15 @@ impl<'nvml> Gpu<'nvml> {
         }
     }
 
-    /// Host pids of the processes that compute on the GPU now; none where the driver does not tell.
-    pub fn processes(&self) -> impl Iterator<Item = u32> + use<> {
-        let told = self.device.running_compute_processes().unwrap_or_default();
-        told.into_iter().map(|process| process.pid)
+    /// Host pids of the processes that compute on the GPU now, each with its device memory in bytes where the driver
+    /// reports it; none where the driver lists no processes.
+    pub fn processes(&self) -> Vec<(u32, Option<u64>)> {
+        let listed = self.device.running_compute_processes().unwrap_or_default();
+        let memory = |process: &ProcessInfo| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        listed.iter().map(|process| (process.pid, memory(process))).collect()
     }
 
     /// Device memory in bytes by host pid. `None` where the driver does not tell.

@@ -2,13 +2,14 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use gpushare_config::{Config, Meter, OnCheating};
-use gpushare_inject::{Measuring, MemoryUse, Region, UsageError, one_line};
+use gpushare_inject::{ContextCosts, Measuring, MemoryUse, Region, UsageError, one_line};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
 use gpushare_region::{Measurement, Usage};
@@ -19,6 +20,7 @@ use super::account::{Account, Member};
 use super::audit::{Audit, Held, mend, would_be_capped};
 use super::driver::Gpu;
 use super::kept::Kept;
+use super::overhead::Overheads;
 use super::owner::Owners;
 use super::response::Response;
 use super::rules::LastUse;
@@ -38,6 +40,8 @@ const SLOW: Duration = Duration::from_millis(100);
 /// Every how many ticks the processes on GPUs are noted. Three ticks are shorter than the making of a CUDA
 /// context alone.
 const NOTED: u64 = 3;
+/// How often what contexts take is looked at. The libraries use a figure for a second, and it takes two looks.
+const CONTEXTS: Duration = Duration::from_millis(280);
 /// How often memory is looked at, and everything that a container might have changed.
 const LOOK: Duration = Duration::from_secs(1);
 /// Every how many looks the kernel is asked about processes. One costs ten times as much as the books of its
@@ -79,6 +83,9 @@ pub fn run(
         gpus: HashMap::new(),
         owners: Owners::default(),
         audit: Audit::default(),
+        overheads: Overheads::default(),
+        costs: ContextCosts::load(state, &node.driver.version),
+        weighed: Instant::now(),
         looked: None,
         looks: 0,
         watched: Vec::new(),
@@ -123,6 +130,11 @@ struct Session<'a> {
     gpus: HashMap<GpuUuid, Metered<'a>>,
     owners: Owners,
     audit: Audit,
+    overheads: Overheads,
+    /// What contexts were seen to cost on this node.
+    costs: ContextCosts,
+    /// When what contexts take was last looked at.
+    weighed: Instant,
     looked: Option<Instant>,
     looks: u64,
     /// What the last look at the processes found.
@@ -210,6 +222,7 @@ impl<'a> Session<'a> {
         }
         self.gpus.retain(|_, metered| !metered.account.is_empty());
         self.audit.retain(|id| leases.iter().any(|lease| lease.id == id));
+        self.overheads.retain(|id| leases.iter().any(|lease| lease.id == id));
         self.watch.retain(&leases);
         self.watched.retain(|one| leases.iter().any(|lease| Some(lease.id) == one.lease));
         self.limits.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
@@ -219,13 +232,12 @@ impl<'a> Session<'a> {
     /// Asks for new samples, decides what each container may use, and publishes.
     fn measure(&mut self) {
         self.ticks += 1;
+        if self.ticks.is_multiple_of(NOTED) {
+            self.look_at_processes();
+        }
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             let mut ended = false;
-            if self.ticks.is_multiple_of(NOTED) {
-                // A short process may have ended by the time of its first sample, so its lease is noted now.
-                metered.gpu.processes().for_each(|pid| self.owners.note(pid, &self.leases));
-            }
             // The driver's windows end together, and no window ends so soon after another.
             if metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
                 && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
@@ -242,6 +254,45 @@ impl<'a> Session<'a> {
                 metered.written = Some(Instant::now());
                 publish(self.state, &metered.account, clock, &mut self.limits);
             }
+        }
+    }
+
+    /// Notes the processes on GPUs, since a short one may have ended by the time of its first sample, and publishes
+    /// what the containers' contexts take.
+    fn look_at_processes(&mut self) {
+        let weighs = self.weighed.elapsed() >= CONTEXTS;
+        if weighs {
+            self.weighed = Instant::now();
+        }
+        let running = Running::default();
+        let mut is_news = false;
+        for (gpu, metered) in &mut self.gpus {
+            let processes = metered.gpu.processes();
+            processes.iter().for_each(|(pid, _)| self.owners.note(*pid, &self.leases));
+            if !weighs {
+                continue;
+            }
+            let held = held_by_lease(&processes, |pid| self.owners.of(pid, &self.leases));
+            for (id, member) in metered.account.members() {
+                let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
+                if !lease.enforcement.terms().is_intercepted || lease.enforcement == Enforcement::Mps {
+                    continue; // under MPS the server may have the contexts
+                }
+                let books = read_books(&self.kept, self.state, lease, &running).unwrap_or_default();
+                let books = books.devices.get(member.line).copied().unwrap_or_default();
+                let Held { bytes, processes } = held.get(&id).copied().unwrap_or_default();
+                let overhead = self.overheads.look((id, member.line), bytes, processes, &books);
+                if let Some(overhead) = overhead.filter(|_| processes == 1) {
+                    is_news |= self.costs.note(*gpu, overhead.of(books.context_bytes));
+                }
+                let now = Clock::now().monotonic;
+                publish_into(self.state, id, &mut self.limits, |file| {
+                    file.set_contexts(member.line, self.costs.of(*gpu), overhead, now)
+                });
+            }
+        }
+        if is_news && let Err(error) = self.costs.store(self.state) {
+            tracing::warn!(%error, "what contexts cost cannot be written down");
         }
     }
 
@@ -358,11 +409,7 @@ impl<'a> Session<'a> {
             for (id, member) in metered.account.members() {
                 member.held = held.get(&id).copied().unwrap_or_default();
                 let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
-                let lines = lease.grants.len();
-                let books = match self.kept.usage(id) {
-                    Some(file) => Region::usage_in(file, &running, lines),
-                    None => Region::of(self.state, id).read_usage(&running, lines),
-                };
+                let books = read_books(&self.kept, self.state, lease, &running);
                 let fails = matches!(&books, Err(error @ UsageError::Io(_)) if fault(error).is_some());
                 let is_unread = self.audit.is_unread(id, member.line, fails);
                 let books = books.or_else(|error| {
@@ -457,17 +504,57 @@ fn held_back(region: &Region, line: usize, clock: Clock) -> bool {
     clock.monotonic.checked_sub(words.held_back).is_some_and(|ago| ago < HELD_BACK)
 }
 
-/// Publishes the measurements of a GPU's containers. A region that is going away with its container is no
-/// error: the next look finds its lease gone.
+/// Publishes the measurements of a GPU's containers. A region that is going away with its container is no error: the
+/// next look finds its lease gone.
 fn publish(state: &Path, account: &Account, clock: Clock, limits: &mut HashMap<i64, Measuring>) {
     for (lease, line, value) in account.measurements(clock) {
-        let opened = match limits.entry(lease) {
-            Entry::Occupied(entry) => Ok(entry.into_mut()),
-            Entry::Vacant(entry) => Region::of(state, lease).to_measure().map(|opened| entry.insert(opened)),
-        };
-        if let Err(error) = opened.and_then(|opened| opened.set(line, &value)) {
-            limits.remove(&lease);
-            tracing::debug!(lease, %error, "limits file not written");
-        }
+        publish_into(state, lease, limits, |file| file.set(line, &value));
     }
+}
+
+/// Writes into the limits file of a lease, which is opened at the first time.
+fn publish_into(
+    state: &Path,
+    lease: i64,
+    limits: &mut HashMap<i64, Measuring>,
+    write: impl FnOnce(&Measuring) -> io::Result<()>,
+) {
+    let opened = match limits.entry(lease) {
+        Entry::Occupied(entry) => Ok(entry.into_mut()),
+        Entry::Vacant(entry) => Region::of(state, lease).to_measure().map(|opened| entry.insert(opened)),
+    };
+    if let Err(error) = opened.and_then(|opened| write(opened)) {
+        limits.remove(&lease);
+        tracing::debug!(lease, %error, "limits file not written");
+    }
+}
+
+/// The books of a lease's containers.
+fn read_books(kept: &Kept, state: &Path, lease: &Lease, running: &Running) -> Result<Usage, UsageError> {
+    match kept.usage(lease.id) {
+        Some(file) => Region::usage_in(file, running, lease.grants.len()),
+        None => Region::of(state, lease.id).read_usage(running, lease.grants.len()),
+    }
+}
+
+/// What the driver counts of each lease. A lease is left out if the driver does not report the memory of one of its
+/// processes.
+fn held_by_lease(
+    processes: &[(u32, Option<u64>)],
+    mut owner: impl FnMut(u32) -> Option<i64>,
+) -> HashMap<i64, Held> {
+    let mut held: HashMap<i64, Held> = HashMap::new();
+    let mut unreported = HashSet::new();
+    for (pid, bytes) in processes {
+        let Some(lease) = owner(*pid) else { continue };
+        let Some(bytes) = bytes else {
+            unreported.insert(lease);
+            continue;
+        };
+        let held = held.entry(lease).or_default();
+        held.bytes = held.bytes.saturating_add(*bytes);
+        held.processes += 1;
+    }
+    held.retain(|lease, _| !unreported.contains(lease));
+    held
 }

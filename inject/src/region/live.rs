@@ -13,15 +13,16 @@ use std::time::{Duration, Instant};
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
-    Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Throttle, USAGE_HEADER_LEN, USAGE_LEN, Usage,
-    encode_limits, grants_are, lock_byte, measurements, read_throttles, read_usage_of, read_wishes,
-    usage_length,
+    ContextCost, Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Overhead, Throttle,
+    USAGE_HEADER_LEN, USAGE_LEN, Usage, encode_limits, grants_are, lock_byte, measurements, read_throttles,
+    read_usage_of, read_wishes, usage_length,
 };
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 
 use super::mapped::Mapped;
 use super::{Region, limits, mapped, usage_name};
+use crate::context_costs::ContextCosts;
 
 /// Why a container's `usage` file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +58,26 @@ impl Measuring {
 }
 
 impl Measuring {
+    /// Writes what contexts are charged as on the GPU of `line`, and what the container's really take: `None` where
+    /// that is not known. `now` is the monotonic time in nanoseconds. A line that the file does not have is ignored.
+    ///
+    /// # Errors
+    /// As [`Measuring::set`].
+    pub fn set_contexts(
+        &self,
+        line: usize,
+        cost: ContextCost,
+        overhead: Option<Overhead>,
+        now: u64,
+    ) -> io::Result<()> {
+        self.0.write(|file| {
+            if let Some(place) = file.devices.get(line) {
+                place.set_context_cost(cost);
+                place.set_overhead(overhead, now);
+            }
+        })
+    }
+
     /// Tells the container what the node could add to its memory limit on the GPU of `line`, in MiB, and that
     /// its wish of this number was answered. A line that the file does not have is ignored.
     ///
@@ -91,6 +112,14 @@ impl Region {
             file.set_len(length)?;
         }
         mapped::write(&file, |file| file.set_grants(&limits(lease), lease.host_memory.bytes()))
+    }
+
+    pub(super) fn set_context_costs(&self, lease: &Lease, costs: &ContextCosts) -> io::Result<()> {
+        mapped::write(&self.open_limits()?, |file| {
+            for (line, grant) in file.devices.iter().zip(&lease.grants) {
+                line.set_context_cost(costs.of(grant.gpu));
+            }
+        })
     }
 
     /// Writes the lease's memory limits alone into the living `limits` file: the container's account of

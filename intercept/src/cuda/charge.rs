@@ -1,5 +1,7 @@
 //! Charges: one is taken before the driver allocates, and kept only if the driver did allocate.
 
+use gpushare_region::ContextCost;
+
 use super::queue::Holders;
 use super::{Cuda, Here, SUCCESS, Status};
 use crate::table::{Entry, Kind};
@@ -31,7 +33,27 @@ impl Charge {
         let may_fit = || bytes <= here.book().size(device.into()) && Cuda::give_back_unused(here);
         let charge =
             if charge.is_none() && may_fit() { Self::take_once(here, device, bytes) } else { charge };
+        let charge = charge.or_else(|| {
+            here.book().wait_for_figure(device.into(), bytes).then(|| Self::take_once(here, device, bytes))?
+        });
         charge.or_else(|| Self::take_more(here, device, bytes))
+    }
+
+    /// Charges what the first context of a process costs: the most that was seen, or all that is left if a bare
+    /// context fits into it. `None`: it does not.
+    pub(super) fn for_context(here: Here, device: u8) -> Option<Self> {
+        let book = here.book();
+        let ContextCost { bare, most } = book.context_cost(device.into());
+        let charge = Self::take_once(here, device, most).or_else(|| {
+            let room = book.room(device.into()).min(most);
+            (room >= bare).then(|| Self::take_once(here, device, room))?
+        });
+        charge.or_else(|| Self::take(here, device, bare))
+    }
+
+    /// Bytes that are charged.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// As [`Charge::take_once`], once the node has raised a limit that may grow.

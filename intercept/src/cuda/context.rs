@@ -3,13 +3,11 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use gpushare_region::MAX_DEVICES;
+use gpushare_region::{ContextCost, MAX_DEVICES};
 
 use super::{Context, Device, Here, SUCCESS, Status, line_of, real};
 use crate::mutex::Mutex;
 
-/// Device memory charged for the first context of a process on a device.
-pub const CONTEXT_BYTES: u64 = 320 << 20;
 /// How many contexts can be followed to their end. The objects of further contexts stay charged until they
 /// are freed one by one.
 const KNOWN: usize = 64;
@@ -20,7 +18,7 @@ pub(super) const LIMITS: usize = 3;
 #[repr(C)]
 pub(super) struct Contexts {
     pub(super) known: [Known; KNOWN],
-    /// Held by the one thread that makes a context: two threads that pay the estimate at once would need room
+    /// Held by the one thread that makes a context: two threads that pay its cost at once would need room
     /// for it twice. It is taken before `lines`.
     pub(super) making: Mutex<()>,
     /// By line of the limits file. It is held while a context is made or ended, also while the driver does
@@ -39,8 +37,8 @@ pub(super) struct Line {
     pub(super) unplaced: u32,
     /// Whether the primary context is one of these.
     pub(super) primary_unplaced: bool,
-    /// Whether the estimate is charged.
-    pub(super) charged: bool,
+    /// Bytes that are charged for them; 0: nothing is.
+    pub(super) charged: u64,
     /// Whether a context was found that could not be counted. Nobody can then say which context is the last.
     pub(super) uncounted: bool,
 }
@@ -187,7 +185,7 @@ pub(super) fn line_of_context(here: Here, context: Context) -> Option<u8> {
     known.map(|(_, known)| known.device.load(Ordering::Relaxed))
 }
 
-/// Enters the current context, which was made by a call that we did not see. Its estimate is charged even
+/// Enters the current context, which was made by a call that we did not see. Its cost is charged even
 /// beyond the limit.
 #[cold]
 fn adopt(here: Here, handle: Context) -> Option<Current> {
@@ -197,10 +195,11 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
     if let Some((context, _)) = contexts.find(handle) {
         return Some(Current { context, queues: context, device }); // another thread has entered it
     }
-    if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| !line.charged) {
-        here.book().add(usize::from(device), CONTEXT_BYTES);
-        here.book().note_context(usize::from(device), CONTEXT_BYTES);
-        line.charged = true;
+    if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| line.charged == 0) {
+        let ContextCost { most, .. } = here.book().context_cost(device.into());
+        here.book().add(usize::from(device), most);
+        here.book().note_context(usize::from(device), most);
+        line.charged = most;
     }
     let unplaced = lines.get(usize::from(device)).is_some_and(|line| line.unplaced > 0);
     if unplaced || contexts.find(0).is_none() {

@@ -2,8 +2,9 @@
 //! device, and releases what ends with a context.
 //!
 //! The driver tells no process what a context costs, and other tenants' use makes differences of its free
-//! figure meaningless. An estimate is therefore charged as long as a context of this process is alive. What
-//! further contexts cost is not documented and is left to the host's audit.
+//! figure meaningless. The host says what contexts were seen to cost, and that is charged as long as a context of
+//! this process is alive. The host's figure of the container replaces it near the limit, with what further
+//! contexts cost.
 
 pub(super) mod green;
 
@@ -11,7 +12,7 @@ use core::ffi::c_void;
 use core::sync::atomic::Ordering;
 
 use super::charge::{self, Charge};
-use super::context::{CONTEXT_BYTES, Known, Line, device_of};
+use super::context::{Known, Line, device_of};
 use super::queue::{self, Ran};
 use super::{
     Context, Device, Here, OUT_OF_MEMORY, SUCCESS, Status, UNLISTED, here, launch, line_of, read, real,
@@ -29,7 +30,8 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
     if device_line == UNLISTED && super::uuid_of(device).is_none() {
         return call(); // no such device, or no cuInit yet: the driver answers with its own error
     }
-    let is_charged = |lines: &[Line]| lines.get(usize::from(device_line)).is_some_and(|line| line.charged);
+    let is_charged =
+        |lines: &[Line]| lines.get(usize::from(device_line)).is_some_and(|line| line.charged > 0);
     let _making = contexts.making.lock();
     // The lock is held around the driver's call. Otherwise another thread could end the last context between
     // the driver's answer and our note of it.
@@ -37,22 +39,22 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
     let mut charge = None;
     while charge.is_none() && !is_charged(&*lines) {
         drop(lines);
-        charge = Charge::take(here, device_line, CONTEXT_BYTES);
+        charge = Charge::for_context(here, device_line);
         lines = contexts.lines.lock();
         if charge.is_none() && !is_charged(&*lines) {
             return OUT_OF_MEMORY;
         }
     }
-    // If a context was adopted meanwhile, that paid the estimate, and this charge goes back.
+    // If a context was adopted meanwhile, its cost is charged, and this charge goes back.
     let charge = charge.filter(|_| !is_charged(&*lines));
     let status = call();
     if status != SUCCESS {
         return status;
     }
     if let (Some(charge), Some(line)) = (charge, lines.get_mut(usize::from(device_line))) {
+        line.charged = charge.bytes();
+        here.book().note_context(usize::from(device_line), line.charged);
         charge.keep();
-        here.book().note_context(usize::from(device_line), CONTEXT_BYTES);
-        line.charged = true;
     }
     // SAFETY: as our caller says.
     if let Some(handle) = unsafe { read(handle) }.filter(|handle| contexts.find(*handle).is_none()) {
@@ -83,7 +85,7 @@ fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
     }
 }
 
-/// Counts one context less on `device`. With the last one, the estimate and all that lived in any context of
+/// Counts one context less on `device`. With the last one, its cost and all that lived in any context of
 /// the device are released.
 fn count_out(here: Here, lines: &mut [Line], device: u8) {
     let Some(line) = lines.get_mut(usize::from(device)) else { return };
@@ -97,10 +99,9 @@ fn count_out(here: Here, lines: &mut [Line], device: u8) {
         here.state.table.remove_all(ended, |entry| charge::release(here, entry));
         queue::line_ended(here, device);
     }
-    if core::mem::take(&mut line.charged) {
-        book.release(usize::from(device), CONTEXT_BYTES);
-        book.forget_context(usize::from(device), CONTEXT_BYTES);
-    }
+    let charged = core::mem::take(&mut line.charged);
+    book.release(usize::from(device), charged);
+    book.forget_context(usize::from(device), charged);
 }
 
 /// Whether the object ends with its context. Pools follow the driver's figures, and physical memory needs no

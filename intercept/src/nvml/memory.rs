@@ -20,7 +20,7 @@ fn seen(device: Device, driver_total: u64) -> Seen {
     let mut seen = None;
     each_granted(book, device, |granted| {
         let (total, reach) = (book.size(granted.line), book.within_reach(granted.line));
-        let used = book.held_by_living(granted.line).min(total);
+        let used = book.held_by_living(granted.line).saturating_sub(book.uncharged(granted.line)).min(total);
         let reserved = total - reach.clamp(used, total);
         let others = seen.unwrap_or(Seen { total: 0, used: 0, reserved: 0 });
         seen = Some(Seen {

@@ -130,7 +130,11 @@ pub fn bytes(mib: u64) -> usize {
 /// The memory that the driver itself counts on GPU `index`, in MiB: of all processes, including contexts.
 pub fn really_held(index: usize) -> u64 {
     let nvml = Library::open(path::DRIVER_NVML);
-    memory_info(&nvml, index)[2] / MIB
+    let (mut device, mut memory) = (0usize, [0x0200_0028u64, 0, 0, 0, 0]);
+    assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
+    assert_eq!(nvml.call("nvmlDeviceGetHandleByIndex_v2", &[index, out(&mut device)]), 0);
+    assert_eq!(nvml.call("nvmlDeviceGetMemoryInfo_v2", &[device, out(&mut memory)]), 0);
+    memory[4] / MIB
 }
 
 /// Total, free and used bytes of GPU `index`.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use gpushare_region::{LimitLine, LimitsFile, LimitsHeader};
 
 use crate::client::{Cuda, call_long, out};
-use crate::place::{Share, inside};
+use crate::place::{CONTEXT, Share, inside};
 use crate::processes::{fork, wait};
 
 const PTX: &std::ffi::CStr =
@@ -134,7 +134,7 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_40_a_share_holds_for_short_and_long_kernels() {
-    let share = Share { cores: &[25], ..Share::default() };
+    let share = Share { cores: &[25], profile: "ideal", ..Share::default() };
     if !inside("compute::case_40_a_share_holds_for_short_and_long_kernels", &share) {
         return;
     }
@@ -149,7 +149,7 @@ fn case_40_a_share_holds_for_short_and_long_kernels() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_42_a_long_kernel_followed_by_a_synchronisation_pays() {
-    let share = Share { cores: &[50], ..Share::default() };
+    let share = Share { cores: &[50], profile: "ideal", ..Share::default() };
     if !inside("compute::case_42_a_long_kernel_followed_by_a_synchronisation_pays", &share) {
         return;
     }
@@ -165,7 +165,7 @@ fn case_42_a_long_kernel_followed_by_a_synchronisation_pays() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_41_43_44_every_kind_of_launch_is_held_to_the_share() {
-    let share = Share { cores: &[25], driver: "535.309.01", ..Share::default() };
+    let share = Share { cores: &[25], driver: "535.309.01", profile: "ideal", ..Share::default() };
     if !inside("compute::cases_41_43_44_every_kind_of_launch_is_held_to_the_share", &share) {
         return;
     }
@@ -211,7 +211,7 @@ fn cases_41_43_44_every_kind_of_launch_is_held_to_the_share() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
-    let share = Share { cores: &[25], ..Share::default() };
+    let share = Share { cores: &[25], profile: "ideal", ..Share::default() };
     if !inside("compute::cases_19_43_launches_into_a_captured_stream_cost_nothing", &share) {
         return;
     }
@@ -264,7 +264,13 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_45_each_device_has_a_share_of_its_own() {
-    let share = Share { gpus: 3, limits: &[1344; 3], cores: &[25, 60], ..Share::default() };
+    let share = Share {
+        gpus: 3,
+        limits: &[CONTEXT + 1024; 3],
+        cores: &[25, 60],
+        profile: "ideal",
+        ..Share::default()
+    };
     if !inside("compute::case_45_each_device_has_a_share_of_its_own", &share) {
         return;
     }
@@ -283,7 +289,13 @@ fn case_45_each_device_has_a_share_of_its_own() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_45_a_thread_that_uses_two_devices_spends_nothing_of_one_on_the_other() {
-    let share = Share { gpus: 2, limits: &[1344; 2], cores: &[90, 10], ..Share::default() };
+    let share = Share {
+        gpus: 2,
+        limits: &[CONTEXT + 1024; 2],
+        cores: &[90, 10],
+        profile: "ideal",
+        ..Share::default()
+    };
     if !inside("compute::case_45_a_thread_that_uses_two_devices_spends_nothing_of_one_on_the_other", &share) {
         return;
     }
@@ -307,7 +319,7 @@ fn case_45_a_thread_that_uses_two_devices_spends_nothing_of_one_on_the_other() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn processes_threads_and_forked_children_share_one_share() {
-    let share = Share { limits: &[4096], cores: &[50], ..Share::default() };
+    let share = Share { limits: &[4096], cores: &[50], profile: "ideal", ..Share::default() };
     if !inside("compute::processes_threads_and_forked_children_share_one_share", &share) {
         return;
     }
@@ -347,7 +359,7 @@ fn processes_threads_and_forked_children_share_one_share() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_20_new_limits_are_obeyed_at_once_in_a_running_program() {
-    let share = Share { cores: &[25], ..Share::default() };
+    let share = Share { cores: &[25], profile: "ideal", ..Share::default() };
     if !inside("compute::case_20_new_limits_are_obeyed_at_once_in_a_running_program", &share) {
         return;
     }
@@ -385,7 +397,7 @@ fn case_20_new_limits_are_obeyed_at_once_in_a_running_program() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn a_context_that_ends_takes_its_events_and_not_the_share() {
-    let share = Share { cores: &[50], ..Share::default() };
+    let share = Share { cores: &[50], profile: "ideal", ..Share::default() };
     if !inside("compute::a_context_that_ends_takes_its_events_and_not_the_share", &share) {
         return;
     }
@@ -408,7 +420,7 @@ fn a_context_that_ends_takes_its_events_and_not_the_share() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn work_whose_context_is_let_go_of_is_paid() {
-    let share = Share { limits: &[4096], cores: &[25], ..Share::default() };
+    let share = Share { limits: &[4096], cores: &[25], profile: "ideal", ..Share::default() };
     if !inside("compute::work_whose_context_is_let_go_of_is_paid", &share) {
         return;
     }
@@ -456,7 +468,7 @@ fn kernel_of_no_context(cuda: &Cuda) -> usize {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn the_gpu_of_the_stream_pays_for_a_launch() {
-    let share = Share { gpus: 2, limits: &[4096; 2], cores: &[25], ..Share::default() };
+    let share = Share { gpus: 2, limits: &[4096; 2], cores: &[25], profile: "ideal", ..Share::default() };
     if !inside("compute::the_gpu_of_the_stream_pays_for_a_launch", &share) {
         return;
     }
@@ -508,7 +520,7 @@ pub fn green_stream(cuda: &Cuda) -> (usize, usize) {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn launches_into_a_stream_of_a_green_context_are_paid_by_its_gpu() {
-    let share = Share { gpus: 2, limits: &[4096; 2], cores: &[25], ..Share::default() };
+    let share = Share { gpus: 2, limits: &[4096; 2], cores: &[25], profile: "ideal", ..Share::default() };
     if !inside("compute::launches_into_a_stream_of_a_green_context_are_paid_by_its_gpu", &share) {
         return;
     }
@@ -534,7 +546,7 @@ fn launches_into_a_stream_of_a_green_context_are_paid_by_its_gpu() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn launches_into_a_stream_of_another_context_are_timed() {
-    let share = Share { limits: &[4096], cores: &[25], ..Share::default() };
+    let share = Share { limits: &[4096], cores: &[25], profile: "ideal", ..Share::default() };
     if !inside("compute::launches_into_a_stream_of_another_context_are_timed", &share) {
         return;
     }

@@ -6,7 +6,7 @@ use crate::client::{Cuda, MIB, bytes, out, really_held};
 use crate::compute::green_stream;
 use crate::families::create;
 use crate::graphs::graph_of;
-use crate::place::{Share, books, charged, inside};
+use crate::place::{CONTEXT, Share, books, charged, inside};
 use crate::pools::pool_of;
 
 fn stream(cuda: &Cuda) -> usize {
@@ -39,7 +39,7 @@ fn a_reset_ends_the_charge_of_pools_and_graphs() {
         assert_eq!(cuda.call("cuMemPoolDestroy", &[lost]), 0);
         let executable = instantiate(&cuda, 100);
         assert_eq!(cuda.call("cuGraphLaunch", &[executable, 0]), 0);
-        assert_eq!((charged(), really_held(0)), (320 + 484, 300 + 484), "round {round}");
+        assert_eq!((charged(), really_held(0)), (CONTEXT + 484, CONTEXT + 484), "round {round}");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!((charged(), really_held(0)), (0, 0), "round {round}");
         cuda = Cuda::start();
@@ -63,23 +63,23 @@ fn a_graph_that_its_stream_was_waited_for_costs_what_the_driver_keeps() {
     for (round, executable) in executables.iter().cycle().take(9).enumerate() {
         assert_eq!(cuda.call("cuGraphLaunch", &[*executable, first]), 0, "round {round}");
         assert_eq!(cuda.call("cuStreamSynchronize", &[first]), 0);
-        assert_eq!((charged(), really_held(0)), (720, 700), "round {round}");
+        assert_eq!((charged(), really_held(0)), (CONTEXT + 400, CONTEXT + 400), "round {round}");
     }
     let launch = |executable: usize, stream| cuda.call("cuGraphLaunch", &[executables[executable], stream]);
     assert_eq!((launch(0, first), launch(1, second), launch(1, second)), (0, 0, 0));
-    assert_eq!(charged(), 1120, "both may run at once, and one twice in a row");
+    assert_eq!(charged(), CONTEXT + 800, "both may run at once, and one twice in a row");
     assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-    assert_eq!(charged(), 1120, "a trim waits for nobody");
+    assert_eq!(charged(), CONTEXT + 800, "a trim waits for nobody");
     assert_eq!(cuda.call("cuGraphExecDestroy", &[executables[0]]), 0);
-    assert_eq!(charged(), 1120, "it may still run");
+    assert_eq!(charged(), CONTEXT + 800, "it may still run");
     assert_eq!(cuda.call("cuStreamSynchronize", &[second]), 0);
-    assert_eq!(charged(), 720, "the other stream says nothing");
+    assert_eq!(charged(), CONTEXT + 400, "the other stream says nothing");
     assert_eq!((launch(1, first), launch(1, second)), (0, 0));
     assert_eq!(cuda.call("cuStreamSynchronize", &[second]), 0);
-    assert_eq!(charged(), 1120, "of one that was launched in two streams one alone says nothing");
+    assert_eq!(charged(), CONTEXT + 800, "of one that was launched in two streams one alone says nothing");
     assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
     assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
 }
 
 #[test]
@@ -106,9 +106,9 @@ fn what_nobody_waited_for_by_its_stream_is_there_before_a_refusal() {
     let executable = instantiate(&cuda, 600);
     assert_eq!(cuda.call("cuGraphLaunch", &[executable, stream]), 0);
     await_event();
-    assert_eq!(charged(), 320 + 600, "an event says nothing");
+    assert_eq!(charged(), CONTEXT + 600, "an event says nothing");
     whole("a graph");
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
 
     let (pool, mut pointer) = (pool_of(&cuda, 1), 0u64);
     let allocated = cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(600), pool, stream]);
@@ -116,9 +116,9 @@ fn what_nobody_waited_for_by_its_stream_is_there_before_a_refusal() {
     assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
     assert_eq!(cuda.call("cuMemFreeAsync", &[usize::try_from(pointer).unwrap(), stream]), 0);
     await_event();
-    assert!(charged() >= 320 + 600, "{} MiB", charged());
+    assert!(charged() >= CONTEXT + 600, "{} MiB", charged());
     whole("a destroyed pool");
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
 }
 
 #[test]
@@ -136,13 +136,13 @@ fn what_was_freed_under_a_green_context_is_there_after_its_synchronisation() {
     for stream in [0, 1] {
         let pointer = usize::try_from(cuda.allocate(600).unwrap()).unwrap();
         assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, stream]), 0);
-        assert_eq!(charged(), 920);
+        assert_eq!(charged(), CONTEXT + 600);
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
-        assert_eq!(charged(), 320, "stream {stream}");
+        assert_eq!(charged(), CONTEXT, "stream {stream}");
     }
     assert_eq!(cuda.call("cuCtxSetCurrent", &[cuda.context]), 0);
     assert_eq!(cuda.call("cuGreenCtxDestroy", &[green]), 0);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
 }
 
 /// A host function that keeps a stream busy for 300 ms.
@@ -162,37 +162,37 @@ fn memory_freed_in_a_stream_is_paid_until_that_stream_has_run() {
     let free_in = |stream: usize| {
         let pointer = usize::try_from(cuda.allocate(600).unwrap()).unwrap();
         assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, stream]), 0);
-        assert_eq!(charged(), 920, "in stream {stream:#x}");
+        assert_eq!(charged(), CONTEXT + 600, "in stream {stream:#x}");
     };
     let synchronise = |stream: usize| assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
     free_in(first);
     synchronise(second);
     synchronise(0);
-    assert_eq!(charged(), 920, "other streams say nothing");
+    assert_eq!(charged(), CONTEXT + 600, "other streams say nothing");
     synchronise(first);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
     for default in [0, 1] {
         free_in(0);
         synchronise(default);
-        assert_eq!(charged(), 320, "the default stream's other name");
+        assert_eq!(charged(), CONTEXT, "the default stream's other name");
     }
     free_in(first);
     assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
     // A stream that ends loses its handle, but its work still runs.
     assert_eq!(cuda.call("cuLaunchHostFunc", &[second, nap as *const () as usize, 0]), 0);
     free_in(second);
     assert_eq!(cuda.call("cuStreamDestroy_v2", &[second]), 0);
     let again = stream(&cuda);
     synchronise(again);
-    assert_eq!(charged(), 920);
+    assert_eq!(charged(), CONTEXT + 600);
     assert_eq!(cuda.call("cuCtxSynchronize_v2", &[0]), 0);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
     // Before a refusal, the driver is asked what has run.
     for stream in [first, 0] {
         free_in(stream);
         let other = cuda.allocate(1024).unwrap();
-        assert_eq!((charged(), really_held(0)), (1344, 1324));
+        assert_eq!((charged(), really_held(0)), (CONTEXT + 1024, CONTEXT + 1024));
         assert_eq!(cuda.free(other), 0);
     }
 }
@@ -218,9 +218,9 @@ fn a_threads_own_stream_says_nothing_about_another_threads() {
             assert_eq!(cuda.call("cuStreamSynchronize", &[2]), 0);
         });
     });
-    assert_eq!(charged(), 640);
+    assert_eq!(charged(), CONTEXT + 320);
     assert_eq!(cuda.call("cuStreamSynchronize", &[2]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
 }
 
 #[test]
@@ -250,9 +250,9 @@ fn limits_of_a_context_that_take_memory_are_charged_while_it_lives() {
         assert_eq!(set(default + bytes(4096)), OUT_OF_MEMORY, "limit {limit}");
         assert_eq!(get(limit), default, "limit {limit}");
         assert_eq!(set(default + more), 0, "limit {limit}");
-        assert_eq!(books().devices[0].bytes, 320 * MIB + want, "limit {limit}");
+        assert_eq!(books().devices[0].bytes, CONTEXT * MIB + want, "limit {limit}");
         assert_eq!(set(default), 0, "limit {limit}");
-        assert_eq!(charged(), 320, "limit {limit}");
+        assert_eq!(charged(), CONTEXT, "limit {limit}");
         assert_eq!(set(default + more), 0, "limit {limit}");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!(charged(), 0, "limit {limit}");
@@ -287,41 +287,41 @@ fn memory_that_left_the_process_and_came_back_is_paid_until_the_last_way_to_it_i
     let second = import(descriptor);
     close(descriptor);
     release(first);
-    assert_eq!(charged(), 832, "the import holds it");
+    assert_eq!(charged(), CONTEXT + 512, "the import holds it");
     release(second);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
     // The descriptor alone keeps the memory alive. If it were not charged, programs could hold memory free of
     // charge by descriptors.
     let (_, third) = create(&cuda, 512);
     let descriptor = export(third);
     release(third);
-    assert_eq!(charged(), 832, "the descriptor holds it");
+    assert_eq!(charged(), CONTEXT + 512, "the descriptor holds it");
     assert_eq!(create(&cuda, 600).0, OUT_OF_MEMORY);
     close(descriptor);
     let (status, fourth) = create(&cuda, 1024);
-    assert_eq!((status, charged()), (0, 1344), "closed: found before the refusal");
+    assert_eq!((status, charged()), (0, CONTEXT + 1024), "closed: found before the refusal");
     release(fourth);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
     let (_, fifth) = create(&cuda, 512);
     let descriptor = export(fifth);
     release(fifth);
     assert_eq!(cuda.memory().0, 512);
     close(descriptor);
-    assert_eq!((cuda.memory().0, charged()), (1024, 320), "closed: found by a look");
+    assert_eq!((cuda.memory().0, charged()), (1024, CONTEXT), "closed: found by a look");
     for _ in 0..600 {
         let (_, handle) = create(&cuda, 2);
         let descriptor = export(handle);
         close(descriptor);
         release(handle);
     }
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
 }
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn hundreds_of_pools_are_each_paid() {
     let name = "endings::hundreds_of_pools_are_each_paid";
-    if !inside(name, &Share { limits: &[320 + 300 * 32], ..Share::default() }) {
+    if !inside(name, &Share { limits: &[CONTEXT + 300 * 32], ..Share::default() }) {
         return;
     }
     let cuda = Cuda::start();
@@ -331,5 +331,5 @@ fn hundreds_of_pools_are_each_paid() {
     for (index, pool) in pools.iter().enumerate() {
         assert_eq!(allocate(*pool), if index < 300 { 0 } else { OUT_OF_MEMORY }, "pool {index}");
     }
-    assert_eq!((charged(), really_held(0)), (320 + 9600, 300 + 9600));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 9600, CONTEXT + 9600));
 }

@@ -12,7 +12,7 @@ use gpushare_intercept::cuda::{DRIVER, NAMES};
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{MIB, bytes};
-use crate::place::{Share, books, charged, inside};
+use crate::place::{CONTEXT, Share, books, charged, inside};
 use crate::processes::{fork, wait};
 
 /// Reserved bytes of pools 1 and 2.
@@ -203,7 +203,7 @@ fn a_pool_chosen_during_an_allocation_is_the_one_that_pays() {
 #[ignore = "needs root: makes a mount namespace"]
 fn a_refusal_after_the_driver_allocated_leaves_the_output_untouched() {
     let name = "fake::a_refusal_after_the_driver_allocated_leaves_the_output_untouched";
-    if !inside(name, &Share { limits: &[320 + 64 + 10], ..Share::default() }) {
+    if !inside(name, &Share { limits: &[CONTEXT + 64 + 10], ..Share::default() }) {
         return;
     }
     install();
@@ -220,7 +220,7 @@ fn a_refusal_after_the_driver_allocated_leaves_the_output_untouched() {
         (0x7778, 1),
         "by its own stream's functions"
     );
-    assert_eq!(charged(), 320 + 64 + 10);
+    assert_eq!(charged(), CONTEXT + 64 + 10);
 }
 
 #[test]
@@ -235,13 +235,13 @@ fn a_green_context_costs_one_context_and_only_while_it_lives() {
         let (mut green, mut context, mut pointer) = (0usize, 0usize, 0u64);
         // SAFETY: a place for the handle.
         assert_eq!(unsafe { hooks::cuGreenCtxCreate(&mut green, core::ptr::null_mut(), 0, 1) }, 0);
-        assert_eq!((green, charged()), (0x2000, 320), "round {round}");
+        assert_eq!((green, charged()), (0x2000, CONTEXT), "round {round}");
         // SAFETY: a place for the handle.
         assert_eq!(unsafe { hooks::cuCtxFromGreenCtx(&mut context, green) }, 0);
         CURRENT.store(context, SeqCst);
         // SAFETY: a place for the pointer.
         assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(100)) }, 0);
-        assert_eq!(charged(), 420, "round {round}");
+        assert_eq!(charged(), CONTEXT + 100, "round {round}");
         // SAFETY: a plain number.
         assert_eq!(unsafe { hooks::cuGreenCtxDestroy(green) }, 0);
         assert_eq!(charged(), 0, "round {round}");

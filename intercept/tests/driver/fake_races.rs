@@ -9,7 +9,7 @@ use gpushare_intercept::cuda::hooks;
 use crate::OUT_OF_MEMORY;
 use crate::client::{MIB, bytes};
 use crate::fake::{CHOSEN, allocate_from_another, end, free_on_thread, give, install, install_as, reserved};
-use crate::place::{Share, charged, inside};
+use crate::place::{CONTEXT, Share, charged, inside};
 
 const POINTER: u64 = 0xa0_0000;
 
@@ -56,7 +56,7 @@ unsafe extern "C" fn trim_pool_2(pool: usize, _: usize) -> i32 {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn room_of_one_pool_lets_no_other_pool_grow_past_the_limit() {
-    let share = Share { limits: &[320 + 64 + 10], ..Share::default() };
+    let share = Share { limits: &[CONTEXT + 64 + 10], ..Share::default() };
     if !inside("fake_races::room_of_one_pool_lets_no_other_pool_grow_past_the_limit", &share) {
         return;
     }
@@ -73,7 +73,7 @@ fn room_of_one_pool_lets_no_other_pool_grow_past_the_limit() {
     // SAFETY: a place for the pointer.
     let status = unsafe { hooks::cuMemAllocAsync(&mut pointer, bytes(40), 0) };
     assert_eq!((status, pointer), (OUT_OF_MEMORY, 0x5a5a));
-    assert_eq!((reserved(2).load(SeqCst), charged() <= 320 + 64 + 10), (0, true), "{} MiB", charged());
+    assert_eq!((reserved(2).load(SeqCst), charged() <= CONTEXT + 64 + 10), (0, true), "{} MiB", charged());
 }
 
 /// Without its own choice a device goes back to its default pool, number 2 here.
@@ -138,13 +138,13 @@ fn an_allocation_that_outlives_its_pool_is_paid_until_its_free_has_run() {
     assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
     // SAFETY: a place for the pointer.
     assert_eq!(unsafe { hooks::cuMemAllocFromPoolAsync(&mut pointer, bytes(1), 1, STREAM) }, 0);
-    assert_eq!(charged(), 320 + 10 + 32);
+    assert_eq!(charged(), CONTEXT + 10 + 32);
     // SAFETY: plain numbers.
     assert_eq!(unsafe { hooks::cuMemFreeAsync(pointer, STREAM) }, 0);
-    assert_eq!(charged(), 320 + 10 + 32, "the free may still have to run");
+    assert_eq!(charged(), CONTEXT + 10 + 32, "the free may still have to run");
     // SAFETY: a plain number.
     assert_eq!(unsafe { hooks::cuStreamSynchronize(STREAM) }, 0);
-    assert_eq!(charged(), 320 + 10);
+    assert_eq!(charged(), CONTEXT + 10);
 }
 
 const STREAM: usize = 0x7777;
@@ -176,14 +176,18 @@ fn a_wait_says_nothing_about_what_came_into_the_stream_meanwhile() {
     }
     // SAFETY: a place for the pointer.
     assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
-    assert_eq!(charged(), 320 + 30);
+    assert_eq!(charged(), CONTEXT + 30);
     // SAFETY: a plain number.
     assert_eq!(unsafe { hooks::cuStreamSynchronize(STREAM) }, 0);
-    assert_eq!(charged(), 320 + 20, "the last free may have come later than the wait; another waits with it");
+    assert_eq!(
+        charged(),
+        CONTEXT + 20,
+        "the last free may have come later than the wait; another waits with it"
+    );
     install_as("cuStreamSynchronize", end as *const () as usize);
     // SAFETY: a plain number.
     assert_eq!(unsafe { hooks::cuStreamSynchronize(STREAM) }, 0);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
 }
 
 unsafe extern "C" fn busy(_: usize) -> i32 {
@@ -211,7 +215,7 @@ fn frees_that_come_into_a_stream_at_every_wait_do_not_keep_the_older_ones() {
         assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(100)) }, 0, "round {round}");
         // SAFETY: a plain number.
         assert_eq!(unsafe { hooks::cuStreamSynchronize(STREAM) }, 0);
-        assert!(charged() <= 320 + 300, "round {round}: {} MiB", charged());
+        assert!(charged() <= CONTEXT + 300, "round {round}: {} MiB", charged());
     }
 }
 
@@ -263,7 +267,7 @@ fn an_allocation_is_paid_while_another_thread_destroys_its_pool() {
     assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
     // SAFETY: a place for the pointer.
     assert_eq!(unsafe { hooks::cuMemAllocFromPoolAsync(&mut pointer, bytes(1), 1, STREAM) }, 0);
-    assert_eq!(charged(), 320 + 10 + 32);
+    assert_eq!(charged(), CONTEXT + 10 + 32);
     DESTROYING[1].store(true, SeqCst);
 }
 
@@ -349,6 +353,6 @@ fn room_that_a_launch_counts_on_is_not_given_to_another_thread() {
     for _ in 0..2 {
         // SAFETY: plain numbers.
         assert_eq!(unsafe { hooks::cuGraphUpload(executable, STREAM) }, 0);
-        assert_eq!(charged(), 320 + 2 + 600);
+        assert_eq!(charged(), CONTEXT + 2 + 600);
     }
 }

@@ -3,7 +3,7 @@
 use gpushare_region::path;
 
 use crate::client::{Cuda, Library, MIB, bytes, out, really_held};
-use crate::place::{Share, books, charged, inside};
+use crate::place::{CONTEXT, Share, books, charged, inside};
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 
 #[test]
@@ -18,7 +18,7 @@ fn case_15_a_refusal_is_error_2_with_outputs_untouched() {
     assert_eq!(pointer, 0x5a5a);
     let whole = cuda.allocate(1024).unwrap();
     assert_eq!(cuda.allocate(1), Err(OUT_OF_MEMORY));
-    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 1024, CONTEXT + 1024));
     assert_eq!(books().refused, 2);
     assert_eq!(cuda.free(whole), 0);
     assert!(cuda.allocate(1024).is_ok());
@@ -40,18 +40,18 @@ fn case_11_pitched_managed_and_virtual_memory_is_charged_before_the_driver() {
     };
     assert_eq!(pitched(&mut pointer, &mut pitch, 2048), OUT_OF_MEMORY);
     assert_eq!(pitched(&mut pointer, &mut pitch, 1000), 0);
-    assert_eq!((charged(), really_held(0)), (1320, 1300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 1000, CONTEXT + 1000));
     assert_eq!(cuda.free(pointer), 0);
     let managed = |pointer: &mut u64, mib| cuda.call("cuMemAllocManaged", &[out(pointer), bytes(mib), 1]);
     assert_eq!(managed(&mut pointer, 2048), OUT_OF_MEMORY);
     assert_eq!(managed(&mut pointer, 1024), 0);
-    assert_eq!(charged(), 1344);
+    assert_eq!(charged(), CONTEXT + 1024);
     assert_eq!(cuda.free(pointer), 0);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
     // The driver refuses an allocation that fits the limit: the charge is given back.
     assert_eq!(cuda.call("cuMemAllocManaged", &[out(&mut pointer), bytes(8), 77]), INVALID_VALUE);
     assert_eq!(cuda.allocate(0), Err(INVALID_VALUE));
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
 }
 
 #[test]
@@ -64,11 +64,11 @@ fn case_13_unknown_pointers_are_the_drivers_business() {
     assert_eq!(cuda.free(0x1234_5000), INVALID_VALUE);
     assert_eq!(cuda.free(0), 0, "freeing null is allowed");
     assert_eq!(cuda.call("cuArrayDestroy", &[0x1234_5000]), cuda.call("cuArrayDestroy", &[0x1234_6000]));
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
     let pointer = cuda.allocate(8).unwrap();
     assert_eq!(cuda.free(pointer), 0);
     assert_eq!(cuda.free(pointer), INVALID_VALUE, "twice");
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
 }
 
 /// Case 14: managed pointers reported as not managed.
@@ -112,7 +112,7 @@ fn case_50_memory_that_was_freed_makes_room_for_a_larger_piece() {
     let mut pointer = 0u64;
     for mib in (64..=1024).step_by(64) {
         assert_eq!(cuda.call("cuMemAllocManaged", &[out(&mut pointer), bytes(mib), 1]), 0, "{mib} MiB");
-        assert_eq!(charged(), 320 + mib);
+        assert_eq!(charged(), CONTEXT + mib);
         assert_eq!(cuda.free(pointer), 0);
     }
 }
@@ -121,7 +121,7 @@ fn case_50_memory_that_was_freed_makes_room_for_a_larger_piece() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_48_calls_between_gpus_reach_the_driver() {
-    let share = Share { gpus: 2, limits: &[1344, 1344], ..Share::default() };
+    let share = Share { gpus: 2, limits: &[CONTEXT + 1024, CONTEXT + 1024], ..Share::default() };
     if !inside("families::case_48_calls_between_gpus_reach_the_driver", &share) {
         return;
     }
@@ -146,7 +146,11 @@ fn case_48_calls_between_gpus_reach_the_driver() {
     assert_eq!(cuda.call("cuCtxSetCurrent", &[other]), 0);
     let there = usize::try_from(cuda.allocate(8).unwrap()).unwrap();
     assert_eq!(cuda.call("cuMemcpyPeer", &[there, other, here, cuda.context, bytes(8)]), 0);
-    assert_eq!((charged(), books().devices[1].bytes / MIB), (328, 328), "a copy is no allocation");
+    assert_eq!(
+        (charged(), books().devices[1].bytes / MIB),
+        (CONTEXT + 8, CONTEXT + 8),
+        "a copy is no allocation"
+    );
 }
 
 /// Functions that programs for several GPUs call. Each must be the driver's own.
@@ -181,11 +185,11 @@ fn cases_5_6_7_arrays_and_mipmaps_meet_the_limit() {
         0,
         "1 GiB: bytes, not bits"
     );
-    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 1024, CONTEXT + 1024));
     assert_eq!(cuda.call("cuArrayDestroy", &[array]), 0);
     let mut line = [16384u64, 0, 1 << 32 | 0x20];
     assert_eq!(cuda.call("cuArrayCreate_v2", &[out(&mut array), out(&mut line)]), 0, "one dimension");
-    assert_eq!(books().devices[0].bytes - 320 * MIB, 65536);
+    assert_eq!(books().devices[0].bytes - CONTEXT * MIB, 65536);
     assert_eq!(cuda.call("cuArrayDestroy", &[array]), 0);
     // width, height, depth, format and channels, flags
     let mut solid = [16384u64, 16384, 0, 1 << 32 | 0x20, 0];
@@ -198,9 +202,9 @@ fn cases_5_6_7_arrays_and_mipmaps_meet_the_limit() {
     assert_eq!(cuda.call("cuMipmappedArrayDestroy", &[array]), 0);
     solid[1] = 8192;
     assert_eq!(cuda.call("cuMipmappedArrayCreate", &[out(&mut array), out(&mut solid), 99]), 0, "0.67 GiB");
-    assert_eq!(charged() - 320, really_held(0) - 300);
+    assert_eq!(charged() - CONTEXT, really_held(0) - CONTEXT);
     assert_eq!(cuda.call("cuMipmappedArrayDestroy", &[array]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
 }
 
 /// Makes physical memory of `mib` on the GPU. Returns the status and the handle.
@@ -223,10 +227,10 @@ fn case_12_physical_memory_is_of_the_device_it_names_without_a_context() {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let (status, handle) = create(cuda, 1024);
-            assert_eq!((status, charged()), (0, 1344));
+            assert_eq!((status, charged()), (0, CONTEXT + 1024));
             assert_eq!(create(cuda, 2).0, OUT_OF_MEMORY);
             assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
-            assert_eq!(charged(), 320);
+            assert_eq!(charged(), CONTEXT);
         });
         thread.join().unwrap();
     });
@@ -248,16 +252,16 @@ fn case_51_create_map_release_again_and_again_meets_the_limit() {
         assert_eq!(cuda.call("cuMemMap", &[range + index * step, step, 0, handle, 0]), 0);
         assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
     }
-    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 1024, CONTEXT + 1024));
     assert_eq!(create(&cuda, 256).0, OUT_OF_MEMORY);
     // A handle from the middle of a mapping keeps the memory alive after it is unmapped.
     let mut handle = 0usize;
     assert_eq!(cuda.call("cuMemRetainAllocationHandle", &[out(&mut handle), range + step / 2]), 0);
     assert_eq!(cuda.call("cuMemUnmap", &[range, 2 * step]), 0);
-    assert_eq!((charged(), really_held(0)), (1344 - 256, 1324 - 256));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 768, CONTEXT + 768));
     assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
     assert_eq!(cuda.call("cuMemUnmap", &[range + 2 * step, 2 * step]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
 }
 
 #[test]
@@ -274,7 +278,7 @@ fn what_lived_in_a_context_ends_with_it() {
     for round in 0..5 {
         assert_eq!(cuda.call("cuCtxCreate_v2", &[out(&mut context), 0, 0]), 0, "{round}");
         cuda.allocate(1000).unwrap();
-        assert_eq!(charged(), 1320, "{round}");
+        assert_eq!(charged(), CONTEXT + 1000, "{round}");
         assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
         assert_eq!(charged(), 0, "{round}");
     }

@@ -2,7 +2,7 @@
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, out, really_held};
-use crate::place::{Share, charged, inside};
+use crate::place::{CONTEXT, Share, charged, inside};
 
 /// A graph that allocates `mib` and frees them again.
 pub fn graph_of(cuda: &Cuda, mib: u64) -> usize {
@@ -32,7 +32,12 @@ fn memory_nodes_of_graphs_meet_the_limit() {
     for round in 0..3 {
         assert_eq!(cuda.call("cuGraphLaunch", &[executable, 0]), 0, "launch {round}");
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
-        assert!(charged() >= really_held(0) && charged() <= 320 + 600, "{} {}", charged(), really_held(0));
+        assert!(
+            charged() >= really_held(0) && charged() <= CONTEXT + 600,
+            "{} {}",
+            charged(),
+            really_held(0)
+        );
     }
     let whole = cuda.allocate(1024).unwrap(); // takes what the idle graph held
     assert_eq!(cuda.call("cuGraphLaunch", &[executable, 0]), OUT_OF_MEMORY);
@@ -41,7 +46,7 @@ fn memory_nodes_of_graphs_meet_the_limit() {
     assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
     assert_eq!(cuda.call("cuGraphExecDestroy", &[executable]), 0);
     assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
 }
 
 #[test]

@@ -17,12 +17,12 @@ use ways::{Held, WAYS, allocate};
 use crate::OUT_OF_MEMORY;
 use crate::client::{MIB, really_held};
 use crate::compute::Program;
-use crate::place::{Share, books, inside};
+use crate::place::{CONTEXT, Share, books, inside};
 use crate::processes::{fork, wait};
 
 const PROCESSES: usize = 8;
 /// Eight contexts, and 1 GiB for all processes together.
-const LIMIT: u64 = PROCESSES as u64 * 320 + 1024;
+const LIMIT: u64 = PROCESSES as u64 * CONTEXT + 1024;
 /// Percent of the GPU. The processes use less, so none waits for the share: any wait has another cause.
 const CORES: u32 = 80;
 
@@ -137,7 +137,13 @@ fn churn(shared: &'static Shared, at: usize, seed: u64) {
 #[ignore = "needs root: makes a mount namespace"]
 fn processes_killed_at_random_moments_cost_the_others_nothing() {
     // The driver's contexts cost as much as the books charge for them, so that the two sums can be compared.
-    let share = Share { limits: &[LIMIT], memory: LIMIT, context: 320, cores: &[CORES], ..Share::default() };
+    let share = Share {
+        limits: &[LIMIT],
+        memory: LIMIT,
+        context: Some(CONTEXT),
+        cores: &[CORES],
+        ..Share::default()
+    };
     if !inside("kills::processes_killed_at_random_moments_cost_the_others_nothing", &share) {
         return;
     }
@@ -205,7 +211,7 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
 /// Checks that all that dead processes held is available again, memory and time.
 fn afterwards() {
     let program = Program::start();
-    program.cuda.allocate(LIMIT - 320).unwrap();
+    program.cuda.allocate(LIMIT - CONTEXT).unwrap();
     let books = books();
     assert_eq!((books.processes, books.devices[0].bytes / MIB, really_held(0)), (1, LIMIT, LIMIT));
     let (kernel, length) = (program.kernel(c"busy_1ms"), Duration::from_millis(1));

@@ -10,7 +10,7 @@ use gpushare_intercept::{cuda, nvml};
 use gpushare_region::path::{DRIVER_CUDA, DRIVER_NVML};
 
 use crate::client::{Library, call, out};
-use crate::place::{Share, books, inside, inside_over, nvidias_own};
+use crate::place::{CONTEXT, Share, books, inside, inside_over, nvidias_own};
 
 const SHIM: &str = "/usr/lib/gpushare/shim";
 const LIBRARIES: [(&str, &str, &[&str]); 2] =
@@ -342,11 +342,11 @@ fn a_function_that_allocates_and_is_on_no_list_is_counted() {
 #[ignore = "needs root: makes a mount namespace"]
 fn two_copies_in_one_process_share_the_limit_and_refuse_at_once() {
     let name = "loader::two_copies_in_one_process_share_the_limit_and_refuse_at_once";
-    if !inside(name, &Share::default()) {
+    if !inside(name, &Share { limits: &[2 * CONTEXT + 704], ..Share::default() }) {
         return;
     }
     let told = Program::named("two_copies.c").compiled(&[]).run(&[]);
     let (answers, took) = told.split_once("refused in ").unwrap();
-    assert_eq!(answers, "first 0\nsecond 0 2\n", "two contexts of 320 MiB, 512 and 128 of 1344");
+    assert_eq!(answers, "first 0\nsecond 0 2\n", "two contexts, and 512 and 128 MiB of 704");
     assert!(took.trim().parse::<u32>().unwrap() < 5000, "{took} microseconds");
 }

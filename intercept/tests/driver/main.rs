@@ -1,6 +1,6 @@
 //! The two libraries over the simulated driver. A test is named after the case of another library's failure
-//! that it covers (see `intercept/tests/README.md`). In each test, 320 MiB of the limit are charged for the
-//! first context of a process.
+//! that it covers (see `intercept/tests/README.md`). In each test, [`place::CONTEXT`] is charged for the first
+//! context of a process.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
 
@@ -16,6 +16,7 @@ mod guest;
 mod kills;
 mod loader;
 mod names;
+mod overhead;
 mod place;
 mod pools;
 mod processes;

@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString};
 use gpushare_intercept::cuda::HOOKED;
 
 use crate::client::{Cuda, bytes, call, out, really_held};
-use crate::place::{Share, charged, inside};
+use crate::place::{CONTEXT, Share, charged, inside};
 
 /// Path of the library in which `address` lies.
 fn library_of(address: usize) -> String {
@@ -62,5 +62,5 @@ fn case_49_the_newest_version_of_every_hooked_name_is_ours() {
     assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(640), 0]), 0);
     assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
     assert_eq!(call(ask("cuCtxSynchronize", newest, 0), &[0]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300), "its newest form settles pools");
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT), "its newest form settles pools");
 }

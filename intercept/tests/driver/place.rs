@@ -23,6 +23,8 @@ const LIBRARIES: [(&str, &str); 2] =
 /// Where the libraries look for the driver's.
 const DRIVER: [&str; 2] = [path::DRIVER_CUDA, path::DRIVER_NVML];
 const MIB: u64 = 1 << 20;
+/// What contexts are charged as and, before a module is loaded, what they take of the simulated GPU, in MiB.
+pub const CONTEXT: u64 = 520;
 
 /// What the container is given.
 pub struct Share<'a> {
@@ -37,8 +39,10 @@ pub struct Share<'a> {
     pub cores: &'a [u32],
     /// Version of the driver.
     pub driver: &'a str,
-    /// What a context costs in MiB.
-    pub context: u64,
+    /// The simulated GPU's physics, by the name of a profile.
+    pub profile: &'a str,
+    /// What a context takes of the GPU in MiB, in place of what the profile says.
+    pub context: Option<u64>,
     /// Additional environment variables of the program.
     pub variables: &'a [(&'a str, &'a str)],
 }
@@ -48,10 +52,11 @@ impl Default for Share<'_> {
         Self {
             gpus: 1,
             memory: 16384,
-            limits: &[1344],
+            limits: &[CONTEXT + 1024],
             cores: &[],
             driver: "580.65.06",
-            context: 300,
+            profile: "h200-580",
+            context: None,
             variables: &[],
         }
     }
@@ -166,6 +171,11 @@ impl Drop for MountPoint {
     }
 }
 
+/// The limits file, to be changed in place: a new file would not reach the container.
+pub fn limits_file() -> File {
+    File::options().read(true).write(true).open(Path::new(HOME).join("limits")).unwrap()
+}
+
 /// What the books say.
 pub fn books() -> Usage {
     read_usage(&std::fs::read(Path::new(HOME).join("usage")).unwrap()).unwrap()
@@ -191,7 +201,10 @@ fn make_node(node: &Path, share: &Share<'_>) -> Vec<[u8; 16]> {
     let mut command = Command::new(built("gpushare-simulator", "release"));
     let memory = format!("{}MiB", share.memory);
     command.arg("create").arg(node).args(["--memory", &memory, "--plain-nodes", "--driver", share.driver]);
-    command.args(["--gpus", &share.gpus.to_string(), "--context", &format!("{}MiB", share.context)]);
+    command.args(["--gpus", &share.gpus.to_string(), "--profile", share.profile]);
+    if let Some(context) = share.context {
+        command.args(["--context", &format!("{context}MiB")]);
+    }
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
@@ -224,7 +237,15 @@ fn fill_home(home: &Path, driver: &[PathBuf; 2], uuids: &[[u8; 16]], share: &Sha
         most_bytes: 0,
     };
     let limits: Vec<_> = uuids.iter().zip(share.limits).enumerate().map(limit).collect();
-    std::fs::write(home.join("limits"), encode_limits(&limits, 0).unwrap()).unwrap();
+    let mut bytes = encode_limits(&limits, 0).unwrap();
+    for line in 0..limits.len() {
+        // `LimitLine::set_context_cost`, in a file that is not mapped yet.
+        let at = 64 + 64 * line + 48;
+        let mebibytes = u32::try_from(CONTEXT).unwrap().to_ne_bytes();
+        bytes[at..at + 4].copy_from_slice(&mebibytes);
+        bytes[at + 4..at + 8].copy_from_slice(&mebibytes);
+    }
+    std::fs::write(home.join("limits"), bytes).unwrap();
     let mut usage = empty_usage_header().to_vec();
     usage.resize(USAGE_LEN, 0);
     std::fs::write(home.join("usage"), usage).unwrap();

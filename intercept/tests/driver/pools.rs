@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, bytes, out, really_held};
-use crate::place::{Share, books, charged, inside};
+use crate::place::{CONTEXT, Share, books, charged, inside};
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
@@ -20,17 +20,17 @@ fn cases_3_4_pools_are_charged_what_they_reserve_and_once() {
         |pointer: &mut u64, mib| cuda.call("cuMemAllocFromPoolAsync", &[out(pointer), bytes(mib), pool, 0]);
     assert_eq!(from_pool(&mut pointer, 2048), OUT_OF_MEMORY);
     assert_eq!(from_pool(&mut pointer, 100), 0);
-    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "in chunks of 32 MiB, once");
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 128, CONTEXT + 128), "in chunks of 32 MiB, once");
     let mut second = 0u64;
     assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut second), bytes(20), 0]), 0);
-    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "the chunk had room");
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 128, CONTEXT + 128), "the chunk had room");
     for pointer in [pointer, second] {
         assert_eq!(cuda.call("cuMemFreeAsync", &[usize::try_from(pointer).unwrap(), 0]), 0);
     }
     assert_eq!(cuda.call("cuStreamSynchronize", &[0]), 0);
-    assert_eq!((charged(), really_held(0)), (320 + 128, 300 + 128), "the pool keeps it");
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 128, CONTEXT + 128), "the pool keeps it");
     assert!(cuda.allocate(1024).is_ok(), "before refusing, unused pool memory goes back");
-    assert_eq!((charged(), really_held(0)), (1344, 1324));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 1024, CONTEXT + 1024));
     assert_eq!(from_pool(&mut pointer, 1), OUT_OF_MEMORY);
 }
 
@@ -51,22 +51,22 @@ fn case_3_a_pool_shrinks_at_synchronisation_trim_and_destruction() {
             0,
             "{round}"
         );
-        assert_eq!((charged(), really_held(0)), (320 + 960, 300 + 960));
+        assert_eq!((charged(), really_held(0)), (CONTEXT + 960, CONTEXT + 960));
         assert_eq!(cuda.call("cuMemFreeAsync", &[usize::try_from(pointer).unwrap(), 0]), 0);
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
-        assert_eq!((charged(), really_held(0)), (320, 300));
+        assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
     }
     assert_eq!(cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(960), pool, 0]), 0);
     assert_eq!(cuda.free(pointer), 0, "cuMemFree takes stream-ordered memory too");
     assert_eq!(cuda.call("cuMemPoolTrimTo", &[pool, 0]), 0);
-    assert_eq!(charged(), 320);
+    assert_eq!(charged(), CONTEXT);
     assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
     // A pool of the host's memory costs nothing.
     properties[2] = 2;
     assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
     assert_eq!(cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(2048), pool, 0]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn unknown_pools_take_no_place() {
         assert!(![0, OUT_OF_MEMORY].contains(&status), "{index}: {status}");
     }
     assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(1), 0]), 0);
-    assert_eq!((charged(), really_held(0)), (352, 332));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 32, CONTEXT + 32));
 }
 
 /// A pool of the GPU's memory; `kind` 1 is ordinary, 2 managed.
@@ -114,16 +114,16 @@ fn a_destroyed_pool_is_paid_until_its_last_free_has_run() {
     let pool = pool_of(&cuda, 1);
     let (first, second) = (allocate(pool, 320), allocate(pool, 320));
     assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
-    assert_eq!((charged(), really_held(0)), (960, 940), "both live");
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 640, CONTEXT + 640), "both live");
     assert_eq!(cuda.call("cuMemFreeAsync", &[first, stream]), 0);
     assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
-    assert_eq!(charged(), 960, "one lives, and what the pool keeps beside it cannot be asked");
+    assert_eq!(charged(), CONTEXT + 640, "one lives, and what the pool keeps beside it cannot be asked");
     assert_eq!(cuda.call("cuMemFreeAsync", &[second, stream]), 0);
-    assert_eq!(charged(), 960, "the free may still have to run");
+    assert_eq!(charged(), CONTEXT + 640, "the free may still have to run");
     assert_eq!(cuda.call("cuStreamSynchronize", &[other]), 0);
-    assert_eq!(charged(), 960, "another stream says nothing");
+    assert_eq!(charged(), CONTEXT + 640, "another stream says nothing");
     assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
     // Destroyed while frees are pending on two streams.
     let pool = pool_of(&cuda, 1);
     let (first, second) = (allocate(pool, 320), allocate(pool, 320));
@@ -131,11 +131,11 @@ fn a_destroyed_pool_is_paid_until_its_last_free_has_run() {
     assert_eq!(cuda.call("cuMemFreeAsync", &[second, other]), 0);
     assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
     for stream in streams {
-        assert_eq!(charged(), 960);
+        assert_eq!(charged(), CONTEXT + 640);
         assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
     }
     assert_eq!(cuda.call("cuCtxSynchronize_v2", &[0]), 0);
-    assert_eq!((charged(), really_held(0)), (320, 300));
+    assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_pool_of_managed_memory_is_paid_on_the_current_gpu() {
     let mut allocate = |mib| cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(mib), pool, 0]);
     assert_eq!(allocate(2048), OUT_OF_MEMORY);
     assert_eq!(allocate(640), 0);
-    assert_eq!((charged(), really_held(0)), (960, 940));
+    assert_eq!((charged(), really_held(0)), (CONTEXT + 640, CONTEXT + 640));
 }
 
 /// The default pool, which keeps all that it is given.
@@ -171,7 +171,7 @@ fn allocate(cuda: &Cuda, mib: u64) -> Result<usize, i32> {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn room_of_a_pool_that_is_paid_needs_no_further_room() {
-    let full = Share { limits: &[320 + 992], ..Share::default() };
+    let full = Share { limits: &[CONTEXT + 992], ..Share::default() };
     if !inside("pools::room_of_a_pool_that_is_paid_needs_no_further_room", &full) {
         return;
     }
@@ -184,7 +184,7 @@ fn room_of_a_pool_that_is_paid_needs_no_further_room() {
     }
     for round in 0..20 {
         let pointers = [320, 320, 320].map(|mib| allocate(&cuda, mib).unwrap());
-        assert_eq!(charged(), 320 + 992, "round {round}: the pool keeps what it has");
+        assert_eq!(charged(), CONTEXT + 992, "round {round}: the pool keeps what it has");
         for pointer in pointers {
             assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
         }
@@ -195,7 +195,7 @@ fn room_of_a_pool_that_is_paid_needs_no_further_room() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn a_pool_whose_room_is_in_pieces_gives_it_back_before_a_refusal() {
-    let full = Share { limits: &[320 + 96], ..Share::default() };
+    let full = Share { limits: &[CONTEXT + 96], ..Share::default() };
     if !inside("pools::a_pool_whose_room_is_in_pieces_gives_it_back_before_a_refusal", &full) {
         return;
     }
@@ -206,14 +206,14 @@ fn a_pool_whose_room_is_in_pieces_gives_it_back_before_a_refusal() {
         assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
     }
     allocate(&cuda, 64).expect("64 MiB are free, if not in one piece");
-    assert_eq!((charged(), really_held(0), books().refused), (320 + 96, 300 + 96, 0));
+    assert_eq!((charged(), really_held(0), books().refused), (CONTEXT + 96, CONTEXT + 96, 0));
 }
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn two_threads_do_not_count_on_the_same_room() {
     // One chunk, and the rest of a chunk that was given back around the first allocation.
-    let full = Share { limits: &[320 + 32 + 2], ..Share::default() };
+    let full = Share { limits: &[CONTEXT + 32 + 2], ..Share::default() };
     if !inside("pools::two_threads_do_not_count_on_the_same_room", &full) {
         return;
     }

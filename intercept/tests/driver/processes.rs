@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, Library, MIB, bytes, call, out, really_held};
-use crate::place::{Share, books, inside};
+use crate::place::{CONTEXT, Share, books, inside};
 
 /// Runs `child` in a forked process, which ends when `child` returns or when this test ends.
 pub fn fork(child: impl FnOnce()) -> libc::pid_t {
@@ -59,9 +59,9 @@ pub fn wait(pid: libc::pid_t) -> i32 {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
-    // Eight contexts of 300 MiB, and 1 GiB for all.
+    // Eight contexts, and 1 GiB for all.
     let share = Share {
-        limits: &[8 * 320 + 1024],
+        limits: &[8 * CONTEXT + 1024],
         variables: &[("GPUSHARE_SIMULATOR_ALLOCATION_NS", "1000000")],
         ..Share::default()
     };
@@ -97,7 +97,7 @@ fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
     }
     ended.write_all(&[0; 8]).unwrap();
     children.into_iter().for_each(|child| assert_eq!(wait(child), 0));
-    assert!(peak <= 8 * 300 + 1024, "{peak} MiB held");
+    assert!(peak <= 8 * CONTEXT + 1024, "{peak} MiB held");
     assert!(books().refused > 0, "nobody met the limit");
 }
 
@@ -106,7 +106,7 @@ fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
 fn memory_of_a_killed_process_is_there_within_ten_milliseconds() {
     if !inside(
         "processes::memory_of_a_killed_process_is_there_within_ten_milliseconds",
-        &Share { limits: &[1984], ..Share::default() },
+        &Share { limits: &[2 * CONTEXT + 1344], ..Share::default() },
     ) {
         return;
     }
@@ -119,7 +119,7 @@ fn memory_of_a_killed_process_is_there_within_ten_milliseconds() {
             .spawn()
             .unwrap();
         let start = Instant::now();
-        while books().devices[0].bytes / MIB < 320 + 320 + 1000 {
+        while books().devices[0].bytes / MIB < CONTEXT + CONTEXT + 1000 {
             assert!(start.elapsed() < Duration::from_secs(10), "the holder does not hold: {:?}", books());
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -168,16 +168,16 @@ fn a_forked_child_leaves_its_parents_books_alone() {
     }
     assert_eq!(cuda.free(pointer), 0);
     let whole = cuda.allocate(1024).unwrap();
-    assert_eq!(books().devices[0].bytes / MIB, 1344);
+    assert_eq!(books().devices[0].bytes / MIB, CONTEXT + 1024);
     assert_eq!(cuda.free(whole), 0);
-    assert_eq!((books().devices[0].bytes / MIB, really_held(0)), (320, 300));
+    assert_eq!((books().devices[0].bytes / MIB, really_held(0)), (CONTEXT, CONTEXT));
 }
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn threads_that_retain_and_release_at_the_limit_leave_exact_books() {
     let name = "processes::threads_that_retain_and_release_at_the_limit_leave_exact_books";
-    if !inside(name, &Share { limits: &[1000], ..Share::default() }) {
+    if !inside(name, &Share { limits: &[CONTEXT + 680], ..Share::default() }) {
         return;
     }
     let cuda = Library::open("libcuda.so.1");
@@ -207,13 +207,16 @@ fn threads_that_retain_and_release_at_the_limit_leave_exact_books() {
         OUT_OF_MEMORY
     );
     let device = books().devices[0];
-    assert_eq!((device.bytes / MIB, device.context_bytes / MIB, really_held(0)), (960, 320, 940));
+    assert_eq!(
+        (device.bytes / MIB, device.context_bytes / MIB, really_held(0)),
+        (CONTEXT + 640, CONTEXT, CONTEXT + 640)
+    );
 }
 
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn contexts_without_a_place_cost_no_more_than_others() {
-    let share = Share { gpus: 2, limits: &[1344, 1344], ..Share::default() };
+    let share = Share { gpus: 2, limits: &[CONTEXT + 1024, CONTEXT + 1024], ..Share::default() };
     if !inside("processes::contexts_without_a_place_cost_no_more_than_others", &share) {
         return;
     }
@@ -228,17 +231,17 @@ fn contexts_without_a_place_cost_no_more_than_others() {
     let contexts: Vec<_> = (0..70).map(|_| create(0)).collect();
     for (round, end) in ["cuCtxDestroy_v2", "cuCtxDetach", "cuCtxDestroy_v2"].iter().enumerate() {
         let other = create(1);
-        assert_eq!(charged(), [320, 320], "round {round}");
+        assert_eq!(charged(), [CONTEXT, CONTEXT], "round {round}");
         assert_eq!(cuda.call(end, &[other]), 0);
-        assert_eq!(charged(), [320, 0], "round {round}");
+        assert_eq!(charged(), [CONTEXT, 0], "round {round}");
     }
     let mut primary = 0usize;
     for _ in 0..2 {
         assert_eq!(cuda.call("cuDevicePrimaryCtxRetain", &[out(&mut primary), 1]), 0);
     }
-    for left in [320, 0] {
+    for left in [CONTEXT, 0] {
         assert_eq!(cuda.call("cuDevicePrimaryCtxRelease_v2", &[1]), 0);
-        assert_eq!(charged(), [320, left]);
+        assert_eq!(charged(), [CONTEXT, left]);
     }
     contexts.iter().rev().for_each(|context| assert_eq!(cuda.call("cuCtxDestroy_v2", &[*context]), 0));
     assert_eq!((charged(), really_held(0), really_held(1)), (vec![0, 0], 0, 0));

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use gpushare_region::path;
 
 use crate::client::{Cuda, Library, MIB, bytes, call, memory_info, out};
-use crate::place::{Share, books, inside};
+use crate::place::{CONTEXT, Share, books, inside, limits_file};
 use crate::processes::{fork, wait};
 use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 
@@ -15,7 +15,7 @@ use crate::{INVALID_VALUE, OUT_OF_MEMORY};
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_business() {
     let name = "views::cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_business";
-    if !inside(name, &Share { gpus: 3, limits: &[1344, 8000], ..Share::default() }) {
+    if !inside(name, &Share { gpus: 3, limits: &[CONTEXT + 1024, 8000], ..Share::default() }) {
         return;
     }
     let cuda = Cuda::start();
@@ -28,7 +28,7 @@ fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_busines
     }
     assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[0, 0]), bare.call("cuDeviceTotalMem_v2", &[0, 0]));
     let nvml = Library::open("libnvidia-ml.so.1");
-    for (device, limit) in [(0, 1344), (1, 8000)] {
+    for (device, limit) in [(0, CONTEXT + 1024), (1, 8000)] {
         let mut total = 0u64;
         assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), device]), 0);
         assert_eq!((total / MIB, memory_info(&nvml, device)[0] / MIB), (limit, limit));
@@ -38,20 +38,20 @@ fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_busines
         let (mut total, mut half) = (0u64, 0u32);
         assert_eq!(library.call("cuDeviceTotalMem_v2", &[out(&mut total), 2]), 0);
         assert_eq!(library.call("cuDeviceTotalMem", &[out(&mut half), 2]), 0);
-        assert_eq!((total / MIB, half), (16384, u32::MAX));
+        assert_eq!((total / MIB, half), (16400, u32::MAX));
     }
-    assert_eq!(memory_info(&nvml, 2).map(|bytes| bytes / MIB), [16384, 0, 16384]);
-    assert_eq!(cuda.memory(), (1024, 1344));
+    assert_eq!(memory_info(&nvml, 2).map(|bytes| bytes / MIB), [17016, 0, 17016]);
+    assert_eq!(cuda.memory(), (1024, CONTEXT + 1024));
     cuda.allocate(1000).unwrap();
-    assert_eq!(cuda.memory(), (24, 1344));
-    assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [1344, 24, 1320]);
+    assert_eq!(cuda.memory(), (24, CONTEXT + 1024));
+    assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [CONTEXT + 1024, 24, CONTEXT + 1000]);
     let mut second = [0x0200_0028u64, 0, 9, 0, 0];
     let mut device = 0usize;
     assert_eq!(nvml.call("nvmlDeviceGetHandleByIndex_v2", &[0, out(&mut device)]), 0);
     assert_eq!(nvml.call("nvmlDeviceGetMemoryInfo_v2", &[device, out(&mut second)]), 0);
     assert_eq!(
         second,
-        [0x0200_0028, 1344 * MIB, 0, 24 * MIB, 1320 * MIB],
+        [0x0200_0028, (CONTEXT + 1024) * MIB, 0, 24 * MIB, (CONTEXT + 1000) * MIB],
         "version, total, reserved, free, used"
     );
     second[0] = 5;
@@ -73,10 +73,9 @@ fn case_2_use_above_a_limit_that_was_lowered_saturates() {
     assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [512, 0, 512]);
 }
 
-/// Gives line 0 of the limits file a limit of `mib`, in place and under its sequence counter, as the host
-/// does: a new file would not reach the container.
+/// Gives line 0 of the limits file a limit of `mib`, under its sequence counter, as the host does.
 fn change_limit(mib: u64) {
-    let file = std::fs::File::options().read(true).write(true).open("/usr/lib/gpushare/limits").unwrap();
+    let file = limits_file();
     let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&file, bytes, at).unwrap();
     let mut sequence = [0; 4];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut sequence, 16).unwrap();
@@ -92,7 +91,7 @@ fn change_limit(mib: u64) {
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view() {
     let name = "views::cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view";
-    if !inside(name, &Share { limits: &[2344], ..Share::default() }) {
+    if !inside(name, &Share { limits: &[2 * CONTEXT + 1704], ..Share::default() }) {
         return;
     }
     let step = shared_word();
@@ -108,7 +107,7 @@ fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view
         assert_eq!(cuda.free(pointer), 0, "what it holds is still its own");
         step.store(3, SeqCst);
         until(4); // the limit is above it again
-        assert_eq!(cuda.memory(), (2000, 3344));
+        assert_eq!(cuda.memory(), (2000, 2 * CONTEXT + 2704));
         assert!(cuda.allocate(2000).is_ok());
         step.store(5, SeqCst);
         until(6);
@@ -128,17 +127,19 @@ fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view
         assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), 0]), 0);
         (cuda.memory(), total / MIB, memory_info(&nvml, 0).map(|bytes| bytes / MIB))
     };
-    assert_eq!(views(), ((296, 2344), 2344, [2344, 296, 2048]));
+    let limit = 2 * CONTEXT + 1704;
+    assert_eq!(views(), ((296, limit), limit, [limit, 296, 2 * CONTEXT + 1408]));
     change_limit(1000);
     assert_eq!(views(), ((0, 1000), 1000, [1000, 0, 1000]), "what is above the limit is not shown");
     step.store(2, SeqCst);
     until(3);
-    assert_eq!(cuda.allocate(1), Err(OUT_OF_MEMORY), "1344 MiB are still held");
-    change_limit(3344);
-    assert_eq!(views(), ((2000, 3344), 3344, [3344, 2000, 1344]));
+    assert_eq!(cuda.allocate(1), Err(OUT_OF_MEMORY), "two contexts and 704 MiB are still held");
+    let limit = 2 * CONTEXT + 2704;
+    change_limit(limit);
+    assert_eq!(views(), ((2000, limit), limit, [limit, 2000, 2 * CONTEXT + 704]));
     step.store(4, SeqCst);
     until(5);
-    assert_eq!(views(), ((0, 3344), 3344, [3344, 0, 3344]));
+    assert_eq!(views(), ((0, limit), limit, [limit, 0, limit]));
     step.store(6, SeqCst);
     assert_eq!(wait(child), 0);
 }
@@ -149,7 +150,7 @@ fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view
 #[ignore = "needs root: makes a mount namespace"]
 fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
     let name = "views::case_18_what_another_process_takes_is_seen_and_refused_at_once";
-    if !inside(name, &Share { limits: &[1664], ..Share::default() }) {
+    if !inside(name, &Share { limits: &[2 * CONTEXT + 1024], ..Share::default() }) {
         return;
     }
     let step = shared_word();
@@ -174,10 +175,14 @@ fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
     };
     for round in 1..=200 {
         turn(4 * round);
-        assert_eq!((cuda.memory(), cuda.allocate(26)), ((24, 1664), Err(OUT_OF_MEMORY)), "round {round}");
+        assert_eq!(
+            (cuda.memory(), cuda.allocate(26)),
+            ((24, 2 * CONTEXT + 1024), Err(OUT_OF_MEMORY)),
+            "round {round}"
+        );
         step.store(4 * round + 1, SeqCst);
         turn(4 * round + 2);
-        assert_eq!(cuda.memory(), (1024, 1664), "round {round}");
+        assert_eq!(cuda.memory(), (1024, 2 * CONTEXT + 1024), "round {round}");
         let pointer = cuda.allocate(1024).unwrap();
         assert_eq!(cuda.free(pointer), 0);
         step.store(4 * round + 3, SeqCst);
@@ -187,7 +192,7 @@ fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
     assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
     wait(child);
     let killed = std::time::Instant::now();
-    while cuda.memory() != (1344, 1664) {
+    while cuda.memory() != (CONTEXT + 1024, 2 * CONTEXT + 1024) {
         assert!(killed.elapsed() < std::time::Duration::from_secs(1), "the dead hold {:?}", cuda.memory());
     }
 }
@@ -218,7 +223,7 @@ fn is_running(pid: libc::pid_t) -> bool {
 fn case_16_limits_follow_the_gpu_whatever_its_number() {
     let share = Share {
         gpus: 3,
-        limits: &[1344, 2344],
+        limits: &[CONTEXT + 1024, CONTEXT + 2024],
         variables: &[("CUDA_VISIBLE_DEVICES", "2,1,0")],
         ..Share::default()
     };
@@ -226,10 +231,10 @@ fn case_16_limits_follow_the_gpu_whatever_its_number() {
         return;
     }
     let cuda = Cuda::start_on(1);
-    assert_eq!(cuda.memory(), (2024, 2344), "CUDA's device 1 is the node's GPU 1");
+    assert_eq!(cuda.memory(), (2024, CONTEXT + 2024), "CUDA's device 1 is the node's GPU 1");
     let mut total = 0u64;
     assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), 2]), 0);
-    assert_eq!(total / MIB, 1344, "CUDA's device 2 is the node's GPU 0");
+    assert_eq!(total / MIB, CONTEXT + 1024, "CUDA's device 2 is the node's GPU 0");
     let mut context = 0usize;
     assert_eq!(
         cuda.call("cuCtxCreate_v2", &[out(&mut context), 0, 0]),
@@ -357,7 +362,7 @@ fn case_49_process_lists_hold_the_containers_own_processes() {
         assert_eq!(nvml.call(&name, &[device, out(&mut count), 0]), 7, "{name} without room");
         assert_eq!(count, 1);
         assert_eq!(nvml.call(&name, &[device, out(&mut count), out(&mut list)]), 0);
-        assert_eq!(list[..2], [u64::from(std::process::id()), 420 * MIB], "{name}");
+        assert_eq!(list[..2], [u64::from(std::process::id()), (CONTEXT + 100) * MIB], "{name}");
         assert_eq!(list[2] == u64::MAX, words == 3, "{name}: the instances");
     }
     let mut count = 9u32;
@@ -417,7 +422,7 @@ fn without_proc_a_process_is_not_dead_to_its_own_nvml() {
     let cuda = Cuda::start();
     cuda.allocate(500).unwrap();
     let nvml = Library::open("libnvidia-ml.so.1");
-    assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [1344, 524, 820]);
-    assert_eq!(cuda.memory(), (524, 1344));
+    assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [CONTEXT + 1024, 524, CONTEXT + 500]);
+    assert_eq!(cuda.memory(), (524, CONTEXT + 1024));
     assert_eq!(books().processes, 1);
 }

@@ -4,10 +4,13 @@
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 
-use super::{DeviceLimits, FILE_SIZE, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile, MAGIC};
+use super::{
+    DeviceLimits, FILE_SIZE, GRANT_LEN, HEADER_LEN, LIMITS_LEN, LIMITS_VERSION, LINE_LEN, LimitLine,
+    LimitsFile, MAGIC,
+};
+use crate::MAX_DEVICES;
 
 const SEQUENCE: core::ops::Range<usize> = 16..20;
-const MEASURED: usize = core::mem::offset_of!(LimitsFile, measured);
 
 const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
 
@@ -65,27 +68,34 @@ impl LimitLine {
         self.priority.store(grant.map_or(0, |grant| grant.priority), Relaxed);
         self.ceiling_percent.store(grant.map_or(0, |grant| grant.ceiling_percent), Relaxed);
         self.most_bytes.store(grant.map_or(0, |grant| grant.most_bytes), Relaxed);
-        self.reserved.iter().for_each(|word| word.store(0, Relaxed));
     }
 }
 
 /// Whether the bytes of a limits file grant the same as `granted`, which
-/// [`encode_limits`](super::encode_limits) gave. The measurements may differ, and so may the sequence, which
+/// [`encode_limits`](super::encode_limits) gave. The host's figures may differ, and so may the sequence, which
 /// must not say that a write is in progress.
 pub fn grants_are(bytes: &[u8], granted: &[u8; LIMITS_LEN]) -> bool {
     let equal = |range: core::ops::Range<usize>| bytes.get(range.clone()) == granted.get(range);
     let sequence = bytes.get(SEQUENCE).and_then(|bytes| bytes.first_chunk());
     let at_rest = sequence.is_some_and(|bytes| u32::from_ne_bytes(*bytes).is_multiple_of(2));
-    bytes.len() == LIMITS_LEN && at_rest && equal(0..SEQUENCE.start) && equal(SEQUENCE.end..MEASURED)
+    let mut lines = (0..MAX_DEVICES).map(|line| HEADER_LEN + line * LINE_LEN);
+    bytes.len() == LIMITS_LEN
+        && at_rest
+        && equal(0..SEQUENCE.start)
+        && equal(SEQUENCE.end..HEADER_LEN)
+        && lines.all(|line| equal(line..line + GRANT_LEN))
 }
 
 #[cfg(test)]
 mod tests {
     extern crate std;
+    use super::super::{ContextCost, Overhead};
     use super::*;
+    use crate::encode_limits;
     use crate::limits::tests::{bytes_of, device, empty, mapped};
-    use crate::{MAX_DEVICES, encode_limits};
     use std::vec;
+
+    const MEASURED: usize = core::mem::offset_of!(LimitsFile, measured);
 
     #[test]
     fn grants_written_in_place_are_those_of_a_new_file() {
@@ -103,12 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_of_a_grant_is_compared_and_no_byte_of_a_measurement() {
+    fn every_byte_of_a_grant_is_compared_and_no_byte_of_the_hosts_figures() {
         let granted = encode_limits(&[device(1, 1)], 0).unwrap();
         for at in 0..LIMITS_LEN {
             let mut bytes = granted;
             bytes[at] ^= 2;
-            let free = SEQUENCE.contains(&at) || at >= MEASURED;
+            let in_line = (at - HEADER_LEN.min(at)) % LINE_LEN;
+            let free = SEQUENCE.contains(&at) || at >= MEASURED || at >= HEADER_LEN && in_line >= GRANT_LEN;
             assert_eq!(grants_are(&bytes, &granted), free, "byte {at} changed");
         }
         let mut writing = granted;
@@ -118,11 +129,16 @@ mod tests {
     }
 
     #[test]
-    fn measurements_survive_a_change_of_grants() {
+    fn the_hosts_figures_survive_a_change_of_grants() {
         let file = empty();
         file.measured[0].until.store(5, Relaxed);
+        let cost = ContextCost { bare: 1 << 20, most: 2 << 20 };
+        file.devices[0].set_context_cost(cost);
+        file.devices[0].set_overhead(Overhead::new(3, 2), 0);
         file.set_grants(&[device(1, 1)], 0);
         assert_eq!(file.measured[0].until.load(Relaxed), 5);
+        assert_eq!(file.devices[0].context_cost(), cost);
+        assert!(file.devices[0].is_beyond_cost());
     }
 
     #[test]

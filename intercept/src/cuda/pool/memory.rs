@@ -220,7 +220,7 @@ fn has_room(pool: Pool, bytes: u64) -> bool {
 fn has_grown_too_much(here: Here, at: usize, before: u64) -> bool {
     let Some(now) = list(here).get(at).copied() else { return false };
     let line = usize::from(now.device);
-    now.charged > before && here.book().used(line) > here.book().limit(line)
+    now.charged > before && here.book().is_over_limit(line)
 }
 
 /// Takes an allocation back that nobody has paid for: the pool grew, although its free room seemed to suffice

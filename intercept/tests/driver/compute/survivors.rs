@@ -79,7 +79,7 @@ fn beside_the_killed(pause: Duration) -> Seen {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_24_39_killed_processes_neither_block_nor_free_the_others() {
-    let share = Share { limits: &[8192], cores: &[50], ..Share::default() };
+    let share = Share { limits: &[8192], cores: &[50], profile: "ideal", ..Share::default() };
     if !inside("compute::survivors::cases_24_39_killed_processes_neither_block_nor_free_the_others", &share) {
         return;
     }

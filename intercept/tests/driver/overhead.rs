@@ -1,0 +1,135 @@
+//! What contexts are charged as, and what the host's figure of them changes near the limit.
+
+use std::os::unix::fs::FileExt;
+
+use crate::OUT_OF_MEMORY;
+use crate::client::{Cuda, Library, MIB, out};
+use crate::place::{Share, charged, inside, limits_file};
+
+/// Where a line's figures begin in the limits file, for the first GPU.
+const COST: u64 = 64 + 48;
+const FIGURE: u64 = 64 + 56;
+
+fn write(bytes: &[u8], at: u64) {
+    limits_file().write_all_at(bytes, at).unwrap();
+}
+
+/// As the host writes what contexts cost, in MiB.
+fn set_cost(bare: u32, most: u32) {
+    write(&[bare.to_ne_bytes(), most.to_ne_bytes()].concat(), COST);
+}
+
+/// As the host writes that contexts take `taken` of `charged` MiB, by a look `age` nanoseconds ago.
+fn set_figure(taken: u64, charged: u64, age: u64) {
+    let part = (taken << 16).div_ceil(charged);
+    let at = (monotonic() - age) >> 20 & u64::from(u32::MAX);
+    write(&(at << 32 | part).to_ne_bytes(), FIGURE);
+}
+
+fn monotonic() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) }, 0);
+    u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
+}
+
+/// Makes a context on the first GPU; false: there is no memory for it.
+fn retain(library: &Library) -> bool {
+    let mut context = 0usize;
+    match library.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]) {
+        0 => true,
+        status => {
+            assert_eq!(status, OUT_OF_MEMORY);
+            false
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn a_context_is_charged_the_most_that_was_seen_or_all_that_is_left() {
+    let name = "overhead::a_context_is_charged_the_most_that_was_seen_or_all_that_is_left";
+    if !inside(name, &Share { limits: &[2048], ..Share::default() }) {
+        return;
+    }
+    let library = Library::open("libcuda.so.1");
+    assert_eq!(library.call("cuInit", &[0]), 0);
+    for (bare, most, limit, want) in [
+        (520, 776, 2048, Some(776)),
+        (520, 776, 776, Some(776)),
+        (520, 776, 600, Some(600)),
+        (520, 776, 520, Some(520)),
+        (520, 776, 519, None),
+        (105, 200, 256, Some(200)),
+        (0, 0, 2048, Some(776)), // the host does not say
+    ] {
+        set_cost(bare, most);
+        write(&(limit * MIB).to_ne_bytes(), 64 + 16);
+        let context = retain(&library);
+        let got = context.then(charged);
+        assert_eq!(got, want, "{bare} to {most} MiB in {limit}");
+        if context {
+            assert_eq!(library.call("cuDevicePrimaryCtxRelease_v2", &[0]), 0);
+            assert_eq!(charged(), 0, "{bare} to {most} MiB in {limit}: given back");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn near_the_limit_the_hosts_figure_replaces_the_charge() {
+    let name = "overhead::near_the_limit_the_hosts_figure_replaces_the_charge";
+    if !inside(name, &Share { limits: &[4096], ..Share::default() }) {
+        return;
+    }
+    set_cost(520, 776);
+    let cuda = Cuda::start();
+    let fits = |mib: u64| match cuda.allocate(mib) {
+        Ok(pointer) => {
+            assert_eq!(cuda.free(pointer), 0);
+            true
+        }
+        Err(status) => {
+            assert_eq!(status, OUT_OF_MEMORY);
+            false
+        }
+    };
+    assert_eq!(charged(), 776);
+    let second = 1_000_000_000;
+    for (taken, age, want) in [
+        (None, 0, 4096 - 776),
+        (Some(612), 0, 4096 - 612),
+        (Some(612), 2 * second, 4096 - 776), // too old to give anything out
+        (Some(1000), 0, 4096 - 1000),
+        (Some(1000), 100 * second, 4096 - 1000), // code that was loaded does not go away
+        (Some(3000), 0, 4096 - 3000),
+    ] {
+        match taken {
+            Some(taken) => set_figure(taken, 776, age),
+            None => write(&[0; 8], FIGURE),
+        }
+        assert!(!fits(want + 2), "{taken:?}, {age} ns old: more than {want}");
+        // The figure is a part in 65,536ths, rounded up.
+        assert!(fits(want - 2), "{taken:?}, {age} ns old: {want}");
+        if age == 0 {
+            let free = cuda.memory().0;
+            assert!((want - 1..=want).contains(&free), "{taken:?}: {free} are shown as free");
+        }
+    }
+}
+
+/// A figure of two contexts says nothing of the one that ended since.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn what_an_ended_context_did_not_use_is_given_to_nobody() {
+    let name = "overhead::what_an_ended_context_did_not_use_is_given_to_nobody";
+    if !inside(name, &Share { gpus: 1, limits: &[4096], ..Share::default() }) {
+        return;
+    }
+    set_cost(520, 776);
+    let cuda = Cuda::start();
+    // Eight processes were seen; this one is left.
+    set_figure(8 * 600, 8 * 776, 0);
+    assert_eq!(cuda.allocate(4096 - 600 + 2), Err(OUT_OF_MEMORY));
+    assert!(cuda.allocate(4096 - 602).is_ok());
+}
