@@ -132,7 +132,9 @@ fn print(
         let seconds = |time: u64| format!("{:.1} s", std::time::Duration::from_nanos(time).as_secs_f64());
         let time = part.gpu_nanoseconds.map_or_else(|| "not measured".to_owned(), seconds);
         let held = seconds(part.throttled_nanoseconds);
-        line("uses", &format!("{}; GPU time {time}; held back {held}", size(part.used_bytes)))?;
+        let contexts = part.context_bytes.map(|bytes| format!(" (contexts {})", size(bytes)));
+        let used = format!("{}{}", size(part.used_bytes), contexts.unwrap_or_default());
+        line("uses", &format!("{used}; GPU time {time}; held back {held}"))?;
     }
     if let Some(peak) = share.peak_bytes {
         line("peak", &gpushare_inventory::DeviceMemory::from_bytes(peak).to_string())?;

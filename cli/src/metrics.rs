@@ -253,6 +253,12 @@ fn shares(shares: &[ShareView]) -> Vec<MetricFamily> {
         of(gauge, "memory_used_bytes", "Memory in use, by the driver's count where it tells.", &|part| {
             Some(float(part.used_bytes))
         }),
+        of(
+            gauge,
+            "memory_context_bytes",
+            "What contexts and their code take of the memory in use.",
+            &|part| part.context_bytes.map(float),
+        ),
         of(gauge, "memory_unbooked_bytes", "Memory in use that the container's books lack.", &|part| {
             Some(float(part.unbooked_bytes))
         }),

@@ -131,6 +131,8 @@ pub struct PartView {
     pub limit_bytes: Option<u64>,
     /// Memory in use, in bytes: by the driver's count where that is known, else by the container's books.
     pub used_bytes: u64,
+    /// What contexts and the code loaded into them take of that, in bytes; `None` where it is not known.
+    pub context_bytes: Option<u64>,
     /// Memory that the books do not explain, in bytes.
     pub unbooked_bytes: u64,
     /// Compute share in percent; `None` where compute is not limited.
@@ -432,6 +434,7 @@ fn part(lease: &Lease, line: usize, seen: &Seen, node: &Node) -> Option<PartView
             .then(|| lease.elastic.map_or(grant.memory, |bounds| bounds.most).bytes()),
         // The driver counts 0 where it does not tell.
         used_bytes: fresh.map(|value| value.memory_bytes).filter(|bytes| *bytes > 0).unwrap_or(booked),
+        context_bytes: seen.contexts(line).map(DeviceMemory::bytes),
         unbooked_bytes: fresh.map_or(0, |value| value.unbooked_bytes),
         cores: grant.cores.map(|cores| cores.percent()),
         gpu_nanoseconds: seen.gpu_time(line),

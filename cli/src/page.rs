@@ -218,6 +218,8 @@ fn row(page: &mut String, share: &ShareView, part: &PartView) {
         Some(granted) => format!("{} of {}", size(part.used_bytes), size(granted)),
         None => size(part.used_bytes),
     };
+    let contexts = part.context_bytes.map(|bytes| format!("<small>contexts {}</small>", size(bytes)));
+    let memory = memory + &contexts.unwrap_or_default();
     let about = [&share.image, &share.project].into_iter().filter(|about| !about.is_empty());
     let about = about.map(|about| text(about)).collect::<Vec<_>>().join(" · ");
     let _ = writeln!(

@@ -74,6 +74,10 @@ pub struct Part {
     driver_bytes: Option<u64>,
     /// The driver's count less the books, in bytes.
     drift: Option<i64>,
+    /// What contexts and the code loaded into them take of the driver's count, in bytes; null where that is unknown.
+    context_bytes: Option<u64>,
+    /// What the books charge for contexts, in bytes.
+    context_charged_bytes: Option<u64>,
     /// Memory that the books do not explain, in bytes; null where no meter runs.
     unbooked_bytes: Option<u64>,
     /// Compute share in percent; null without one.
@@ -209,6 +213,8 @@ impl Part {
             used_bytes: used,
             driver_bytes: driver,
             drift: drift.and_then(|drift| i64::try_from(drift).ok()),
+            context_bytes: seen.contexts(line).map(DeviceMemory::bytes),
+            context_charged_bytes: seen.contexts_charged(line).map(DeviceMemory::bytes),
             unbooked_bytes: fresh.map(|value| value.unbooked_bytes),
             cores: grant.cores.map(|cores| cores.percent()),
             burst_share: fresh.map(|value| f64::from(value.burst_share) / 100.0).filter(|share| *share > 0.0),

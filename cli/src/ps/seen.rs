@@ -62,6 +62,23 @@ impl Seen {
         books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.bytes))
     }
 
+    /// What the container's contexts and the code that was loaded into them take of the GPU of grant `line`, by the
+    /// driver's count less what the books say that programs allocated. `None` where no meter runs, the driver does not
+    /// report memory by process, or the container keeps no books.
+    pub fn contexts(&self, line: usize) -> Option<DeviceMemory> {
+        let books = self.books.as_ref().ok()?.devices.get(line)?;
+        let counted = self.fresh(line)?.memory_bytes;
+        let allocated = books.bytes.saturating_sub(books.context_bytes);
+        (counted > 0 && books.context_bytes > 0)
+            .then(|| DeviceMemory::from_bytes(counted.saturating_sub(allocated)))
+    }
+
+    /// What the container's books charge for contexts on the GPU of grant `line`.
+    pub fn contexts_charged(&self, line: usize) -> Option<DeviceMemory> {
+        let books = self.books.as_ref().ok()?;
+        books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.context_bytes))
+    }
+
     /// Host memory that the container's living processes hold in place of GPUs', by the container's books.
     pub fn host_used(&self, lease: &Lease) -> Option<DeviceMemory> {
         self.used(lease.grants.len()).filter(|_| lends(lease))

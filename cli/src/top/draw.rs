@@ -218,10 +218,11 @@ struct Column {
     rank: u8,
 }
 
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 9] = [
     Column { heading: "GPU", width: 4, rank: 0 },
     Column { heading: "MEMORY", width: 14, rank: 0 },
     Column { heading: "", width: 8, rank: 2 },
+    Column { heading: "CTX", width: 5, rank: 4 },
     Column { heading: "BUSY", width: 5, rank: 0 },
     Column { heading: "OF", width: 5, rank: 1 },
     Column { heading: "HELD", width: 5, rank: 1 },
@@ -232,12 +233,14 @@ const COLUMNS: [Column; 8] = [
 /// The columns for which a terminal of this width has room, and how wide names are then: no wider than
 /// `longest`, so that the eye finds what belongs to a name.
 fn columns(width: usize, longest: usize) -> (Vec<usize>, usize) {
-    let mut ranks = [3, 2, 1].into_iter();
+    // What contexts take is worth less than names that can be read.
+    let mut ranks = [(4, 2 * NAMES), (3, NAMES), (2, NAMES), (1, NAMES)].into_iter();
     let mut shown: Vec<usize> = (0..COLUMNS.len()).collect();
     loop {
         let taken: usize = shown.iter().map(|index| COLUMNS[*index].width + 1).sum();
         match ranks.next() {
-            Some(rank) if width < taken + NAMES => shown.retain(|index| COLUMNS[*index].rank < rank),
+            Some((rank, names)) if width < taken + names => shown.retain(|index| COLUMNS[*index].rank < rank),
+            Some((4, _)) => {}
             _ => return (shown, width.saturating_sub(taken).min(longest.max(NAMES)).max(1)),
         }
     }
@@ -341,18 +344,19 @@ fn share_line(
             }
             2 if part.limit_bytes.is_none() => Span::raw(right(String::new())),
             2 => Span::styled(format!("{full}{rest}{free}"), if is_full { theme.full } else { theme.used }),
-            3 => Span::raw(right(percent(rates.busy(share.lease, part)))),
-            4 => Span::raw(right(match (share.mode, part.cores) {
+            3 => Span::raw(right(part.context_bytes.map_or_else(|| "-".to_owned(), gib))),
+            4 => Span::raw(right(percent(rates.busy(share.lease, part)))),
+            5 => Span::raw(right(match (share.mode, part.cores) {
                 ("exclusive", _) => "all".to_owned(),
                 ("time-slice", _) => "turns".to_owned(),
                 (_, Some(percent)) => format!("{percent}%"),
                 (_, None) => "-".to_owned(),
             })),
-            5 => Span::styled(
+            6 => Span::styled(
                 right(percent(held)),
                 if held.is_some_and(|held| held > 0.05) { theme.held } else { Style::new() },
             ),
-            6 => Span::raw(right(share.allocations_refused.to_string())),
+            7 => Span::raw(right(share.allocations_refused.to_string())),
             _ => Span::raw(right(short(&age(overview, share.granted_at)))),
         });
     }
