@@ -9,10 +9,12 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::driver::{Driver, Kernel, SONAME, done};
-use crate::fill::{Beside, Family};
+use crate::driver::{Driver, SONAME, done};
+use crate::fill::Beside;
+use crate::kernel::Kernel;
 use crate::library::Library;
 use crate::sizes::{self, NVML, Nvml};
+use crate::stores::Family;
 
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -78,7 +80,7 @@ impl Cost {
     /// When the driver refuses anything.
     pub fn run(&self) -> Result<()> {
         let driver = Driver::start(SONAME)?;
-        let kernel = Kernel::spinning(&driver, "1ns")?;
+        let kernel = Kernel::working(&driver, "1ns")?;
         let (graph, stream) = (kernel.graph(&driver, 1, 1)?, driver.stream()?);
         let _beside = Beside::start(self.beside, Family::Linear)?;
         let way = |driver, nvml| -> Result<Way> {
@@ -179,7 +181,6 @@ impl Way {
     }
 
     fn launch(&self) -> Result<()> {
-        let launch = self.driver.launch;
-        done(launch(self.kernel.handle(), 1, 1, 1, 32, 1, 1, 0, self.stream, 0, 0), "cuLaunchKernel")
+        self.kernel.launch(&self.driver, 1, self.stream)
     }
 }

@@ -1,8 +1,6 @@
-//! The driver's functions as this program calls them, a context, and the kernels that keep a GPU busy.
+//! The driver's functions as this program calls them, and a context.
 
-use std::ffi::CString;
-
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 /// Status `CUDA_SUCCESS`.
 pub const SUCCESS: i32 = 0;
@@ -16,19 +14,19 @@ pub const SONAME: &str = "libcuda.so.1";
 /// The launch of a kernel for `cuLaunchKernelEx`: grid, block and shared bytes, stream, attributes.
 #[repr(C)]
 pub struct Configuration {
-    extents: [u32; 7],
-    stream: usize,
-    attributes: usize,
-    attribute_count: u32,
+    pub extents: [u32; 7],
+    pub stream: usize,
+    pub attributes: usize,
+    pub attribute_count: u32,
 }
 
 /// `CUDA_KERNEL_NODE_PARAMS` of version 1.
 #[repr(C)]
 pub struct KernelNode {
-    function: usize,
-    extents: [u32; 7],
-    parameters: usize,
-    extra: usize,
+    pub function: usize,
+    pub extents: [u32; 7],
+    pub parameters: usize,
+    pub extra: usize,
 }
 
 crate::functions! {
@@ -53,6 +51,7 @@ crate::functions! {
     allocate_pitch = cuMemAllocPitch_v2(pointer: &mut u64, pitch: &mut usize, width: usize, height: usize, element: u32);
     allocate_managed = cuMemAllocManaged(pointer: &mut u64, bytes: usize, flags: u32);
     free = cuMemFree_v2(pointer: u64);
+    prefetch = cuMemPrefetchAsync(pointer: u64, bytes: usize, device: i32, stream: usize);
     allocate_async = cuMemAllocAsync(pointer: &mut u64, bytes: usize, stream: usize);
     pool_create = cuMemPoolCreate(pool: &mut usize, properties: &[u64; 11]);
     allocate_from_pool = cuMemAllocFromPoolAsync(pointer: &mut u64, bytes: usize, pool: usize, stream: usize);
@@ -64,6 +63,9 @@ crate::functions! {
     mipmap_create = cuMipmappedArrayCreate(array: &mut usize, shape: &[u64; 5], levels: u32);
     stream_create = cuStreamCreate(stream: &mut usize, flags: u32);
     stream_synchronize = cuStreamSynchronize(stream: usize);
+    event_create = cuEventCreate(event: &mut usize, flags: u32);
+    event_record = cuEventRecord(event: usize, stream: usize);
+    event_synchronize = cuEventSynchronize(event: usize);
     module_load = cuModuleLoadData(module: &mut usize, image: *const std::ffi::c_char);
     function_get = cuModuleGetFunction(function: &mut usize, module: usize, name: *const std::ffi::c_char);
     launch = cuLaunchKernel(
@@ -130,6 +132,16 @@ impl Driver {
         Ok(stream)
     }
 
+    /// A property of the first GPU, by its number in CUDA's list of device attributes.
+    ///
+    /// # Errors
+    /// When the driver gives no answer.
+    pub fn property(&self, number: u32) -> Result<i32> {
+        let mut value = 0;
+        done((self.attribute)(&mut value, number, 0), "cuDeviceGetAttribute")?;
+        Ok(value)
+    }
+
     /// Free and total memory in bytes.
     ///
     /// # Errors
@@ -139,73 +151,4 @@ impl Driver {
         done((self.memory)(&mut free, &mut total), "cuMemGetInfo")?;
         Ok((free, total))
     }
-}
-
-/// The driver's handle of a kernel that spins in each of its blocks.
-#[derive(Clone, Copy, Debug)]
-pub struct Kernel(usize);
-
-impl Kernel {
-    /// Loads a kernel of which each block spins for `duration`, such as `10ms`, `100us` or `1ns`.
-    ///
-    /// # Errors
-    /// When `duration` cannot be read, or the driver refuses the kernel.
-    pub fn spinning(driver: &Driver, duration: &str) -> Result<Self> {
-        let (name, text) = spinning_text(duration)?;
-        let (mut module, mut function) = (0, 0);
-        done((driver.module_load)(&mut module, text.as_ptr()), "cuModuleLoadData")?;
-        done((driver.function_get)(&mut function, module, name.as_ptr()), "cuModuleGetFunction")?;
-        Ok(Self(function))
-    }
-
-    /// The driver's handle of the kernel's function.
-    pub fn handle(self) -> usize {
-        self.0
-    }
-
-    /// A launch of `grid` blocks of one warp, for `cuLaunchKernelEx`.
-    pub fn configuration(grid: u32, stream: usize) -> Configuration {
-        Configuration { extents: [grid, 1, 1, 32, 1, 1, 0], stream, attributes: 0, attribute_count: 0 }
-    }
-
-    /// Makes an executable graph of `nodes` launches, one after the other.
-    ///
-    /// # Errors
-    /// When the driver makes none.
-    pub fn graph(self, driver: &Driver, grid: u32, nodes: u32) -> Result<usize> {
-        let (mut graph, mut node, mut executable) = (0, 0, 0);
-        done((driver.graph_create)(&mut graph, 0), "cuGraphCreate")?;
-        let kernel =
-            KernelNode { function: self.0, extents: [grid, 1, 1, 32, 1, 1, 0], parameters: 0, extra: 0 };
-        for index in 0..nodes {
-            let before = node;
-            let depends = usize::from(index > 0);
-            let status = (driver.graph_add_kernel)(&mut node, graph, &before, depends, &kernel);
-            done(status, "cuGraphAddKernelNode")?;
-        }
-        done((driver.graph_instantiate)(&mut executable, graph, 0), "cuGraphInstantiateWithFlags")?;
-        Ok(executable)
-    }
-}
-
-/// Name and PTX of a kernel that waits until the GPU's nanosecond timer has moved on by `duration`.
-fn spinning_text(duration: &str) -> Result<(CString, CString)> {
-    let digits = duration.find(|c: char| !c.is_ascii_digit()).context("a duration without a unit")?;
-    let (number, unit) = duration.split_at(digits);
-    let factor: u64 = match unit {
-        "ns" => 1,
-        "us" => 1_000,
-        "ms" => 1_000_000,
-        _ => bail!("{duration:?} is no duration; write 100us or 10ms"),
-    };
-    let time = number.parse::<u64>()?.saturating_mul(factor);
-    let name = format!("spin_{duration}");
-    let text = format!(
-        ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry {name}()\n{{\n\
-         .reg .u64 %begin, %now, %past;\n.reg .pred %more;\n\
-         mov.u64 %begin, %globaltimer;\n\
-         again:\nmov.u64 %now, %globaltimer;\nsub.u64 %past, %now, %begin;\n\
-         setp.lt.u64 %more, %past, {time};\n@%more bra again;\nret;\n}}\n"
-    );
-    Ok((CString::new(name)?, CString::new(text)?))
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::driver::{Driver, Kernel, SONAME, done};
+use crate::driver::{Driver, SONAME, done};
+use crate::kernel::{Kernel, THREADS, blocks};
 
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,12 +29,12 @@ const NODES: u32 = 4;
 /// What to launch.
 #[derive(clap::Args)]
 pub struct Launch {
-    /// What a kernel lasts, such as 100us, 1ms or 10ms
+    /// What a kernel takes on a GPU of its own, such as 100us, 1ms or 10ms
     #[arg(default_value = "1ms")]
     kernel: String,
     #[arg(long, value_enum, default_value_t = Way::Plain)]
     way: Way,
-    /// Blocks of one warp
+    /// Blocks; 0 = one for each multiprocessor
     #[arg(long, default_value_t = 1)]
     grid: u32,
     /// Seconds
@@ -90,15 +91,15 @@ impl Launch {
 
     fn alone(&self) -> Result<()> {
         let driver = Driver::start(SONAME)?;
-        let kernel = Kernel::spinning(&driver, &self.kernel)?;
-        let stream = driver.stream()?;
+        let kernel = Kernel::working(&driver, &self.kernel)?;
+        let (stream, grid) = (driver.stream()?, blocks(&driver, self.grid)?);
         let nodes = if self.way == Way::Graph { NODES } else { 1 };
-        let graph = if self.way == Way::Graph { kernel.graph(&driver, self.grid, NODES)? } else { 0 };
+        let graph = if self.way == Way::Graph { kernel.graph(&driver, grid, NODES)? } else { 0 };
         std::thread::sleep(Duration::from_millis(self.after));
         let (start, time) = (Instant::now(), Duration::from_secs_f64(self.seconds));
         let mut launches = 0_u32;
         while start.elapsed() < time {
-            self.launch(&driver, kernel, graph, stream)?;
+            self.launch(&driver, kernel, graph, grid, stream)?;
             launches += 1;
             if self.every > 0 && launches.is_multiple_of(self.every) {
                 done((driver.stream_synchronize)(stream), "cuStreamSynchronize")?;
@@ -111,19 +112,17 @@ impl Launch {
         Ok(())
     }
 
-    fn launch(&self, driver: &Driver, kernel: Kernel, graph: usize, stream: usize) -> Result<()> {
-        let (function, grid) = (kernel.handle(), self.grid);
+    fn launch(&self, driver: &Driver, kernel: Kernel, graph: usize, grid: u32, stream: usize) -> Result<()> {
         match self.way {
-            Way::Plain => {
-                done((driver.launch)(function, grid, 1, 1, 32, 1, 1, 0, stream, 0, 0), "cuLaunchKernel")
-            }
+            Way::Plain => kernel.launch(driver, grid, stream),
             Way::Ex => {
                 let configuration = Kernel::configuration(grid, stream);
-                done((driver.launch_ex)(&configuration, function, 0, 0), "cuLaunchKernelEx")
+                done((driver.launch_ex)(&configuration, kernel.handle(), 0, 0), "cuLaunchKernelEx")
             }
             Way::Cooperative => {
                 let launch = driver.launch_cooperative;
-                done(launch(function, grid, 1, 1, 32, 1, 1, 0, stream, 0), "cuLaunchCooperativeKernel")
+                let status = launch(kernel.handle(), grid, 1, 1, THREADS, 1, 1, 0, stream, 0);
+                done(status, "cuLaunchCooperativeKernel")
             }
             Way::Graph => done((driver.graph_launch)(graph, stream), "cuGraphLaunch"),
         }

@@ -1,8 +1,13 @@
 //! Prints what CUDA and NVML say of the first GPU: its size, what is used, which processes use it.
 
+use std::io::{Write, stdout};
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 
 use crate::driver::{Driver, SONAME, done};
+use crate::kernel::MULTIPROCESSORS;
 
 /// Status `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const NOT_FOUND: i32 = 13;
@@ -10,8 +15,6 @@ const NOT_FOUND: i32 = 13;
 pub const NVML: &str = "libnvidia-ml.so.1";
 /// First word of version 2 of the memory structure: version and size.
 const MEMORY_2: u64 = 2 << 24 | 40;
-/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`: as many as the process may use, under MPS.
-const MULTIPROCESSORS: u32 = 16;
 /// Processes that are listed at most.
 const PROCESSES: usize = 256;
 
@@ -25,6 +28,7 @@ crate::functions! {
     processes = nvmlDeviceGetComputeRunningProcesses_v3(device: usize, count: &mut u32, list: &mut [[u64; 3]; PROCESSES]);
     set_limits = nvmlDeviceSetMemoryLimits_v1(device: usize, limits: &mut [u64; 3]);
     limits = nvmlDeviceGetMemoryLimits_v1(device: usize, limits: &mut [u64; 4]);
+    compute_mode = nvmlDeviceGetComputeMode(device: usize, mode: &mut u32);
     utilisation = nvmlDeviceGetUtilizationRates(device: usize, rates: &mut [u32; 2]);
 }
 
@@ -34,10 +38,14 @@ pub struct Sizes {
     /// Leave CUDA out: no context is made
     #[arg(long)]
     nvml: bool,
+    /// Seconds for which the context is kept after the last line
+    #[arg(long, default_value_t = 0)]
+    hold: u64,
 }
 
 impl Sizes {
-    /// Prints `NAME VALUE` for each answer, sizes in bytes. Processes are printed as `process PID BYTES`.
+    /// Prints `NAME VALUE` for each answer, sizes in bytes. Processes are printed as `process PID BYTES`, and
+    /// `listed` comes last.
     ///
     /// # Errors
     /// When a library does not answer.
@@ -48,13 +56,13 @@ impl Sizes {
             let mut whole = 0;
             done((driver.total)(&mut whole, 0), "cuDeviceTotalMem")?;
             println!("cuda_total {total}\ncuda_free {free}\ncuda_device {whole}");
-            let mut multiprocessors = 0;
-            done((driver.attribute)(&mut multiprocessors, MULTIPROCESSORS, 0), "cuDeviceGetAttribute")?;
-            println!("multiprocessors {multiprocessors}");
-            // The context stays while NVML is asked.
-            return nvml();
+            println!("multiprocessors {}", driver.property(MULTIPROCESSORS)?);
         }
-        nvml()
+        // The context stays while NVML is asked.
+        nvml()?;
+        stdout().flush()?;
+        sleep(Duration::from_secs(self.hold));
+        Ok(())
     }
 }
 
@@ -85,9 +93,14 @@ fn nvml() -> Result<()> {
     answered((nvml.processes)(device, &mut count, &mut list), "nvmlDeviceGetComputeRunningProcesses")?;
     let listed = list.get(..usize::try_from(count)?).context("more processes than there was room for")?;
     listed.iter().for_each(|[pid, bytes, _]| println!("process {} {bytes}", pid & u64::from(u32::MAX)));
+    let mut mode = 0;
+    if (nvml.compute_mode)(device, &mut mode) == 0 {
+        println!("compute_mode {mode}");
+    }
     let mut rates = [0; 2];
     if (nvml.utilisation)(device, &mut rates) == 0 {
         println!("utilisation {}", rates[0]);
     }
+    println!("listed");
     Ok(())
 }

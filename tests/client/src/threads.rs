@@ -3,7 +3,8 @@
 
 use anyhow::{Result, bail};
 
-use crate::driver::{Driver, Kernel, OUT_OF_MEMORY, SONAME, done};
+use crate::driver::{Driver, OUT_OF_MEMORY, SONAME, done};
+use crate::kernel::Kernel;
 
 /// What to run.
 #[derive(clap::Args)]
@@ -26,7 +27,7 @@ impl Threads {
     /// When the driver answers anything but success and out of memory.
     pub fn run(&self) -> Result<()> {
         let (driver, context) = Driver::start_in(SONAME)?;
-        let kernel = Kernel::spinning(&driver, "100us")?;
+        let kernel = Kernel::working(&driver, "100us")?;
         // The first round makes what the driver keeps: streams, pools, local memory.
         self.round(&driver, context, kernel)?;
         let before = settled(&driver)?;
@@ -58,8 +59,7 @@ impl Threads {
                 OUT_OF_MEMORY => continue,
                 status => done(status, "cuMemAllocAsync")?,
             }
-            let launched = (driver.launch)(kernel.handle(), 1, 1, 1, 32, 1, 1, 0, stream, 0, 0);
-            done(launched, "cuLaunchKernel")?;
+            kernel.launch(driver, 1, stream)?;
             done((driver.free_async)(pointer, stream), "cuMemFreeAsync")?;
             if turn % 16 == 0 {
                 done((driver.stream_synchronize)(stream), "cuStreamSynchronize")?;
