@@ -81,6 +81,7 @@ clients: ## Downloads what tests run into .cache: nvidia-smi, Python packages, i
 
 # NVIDIA's own nvidia-smi shows the share inside the containers where it can be had.
 NVIDIA_SMI := .cache/driver-libraries/root/usr/lib/nvidia/current/nvidia-smi
+MPS_CONTROL := .cache/driver-libraries/root/usr/bin/nvidia-cuda-mps-control
 
 demo: packages build ## Two containers share one GPU; a third is refused until one of them ends.
 	tests/setup/driver-libraries.sh >/dev/null || test $$? = 3
@@ -102,8 +103,11 @@ bench: packages build kube ## Prints every figure beside its target; FILTER=inte
 gpu-bundle: packages build ## Packs tests for a machine with a GPU into one file below dist.
 	tests/gpu/bundle.sh "$(CURDIR)/dist/gpushare-gpu-tests"
 
+# NVIDIA's programs and Python clients take part where `make clients` could have them.
 gpu-test: gpu-bundle ## Runs those tests here, on a simulated node.
-	dist/gpushare-gpu-tests/run.sh --simulator --results dist/gpushare-gpu-results
+	PATH="$(CURDIR)/.cache/python/bin:$$PATH" \
+	    GPUSHARE_NVIDIA_SMI=$$(ls $(CURDIR)/$(NVIDIA_SMI) 2>/dev/null) GPUSHARE_MPS_CONTROL=$$(ls $(CURDIR)/$(MPS_CONTROL) 2>/dev/null) \
+	    dist/gpushare-gpu-tests/run.sh --simulator --results dist/gpushare-gpu-results
 
 check: ## rustfmt, clippy with warnings as errors, and the lock file of the fuzzing programs.
 	$(CARGO) fmt --all --check

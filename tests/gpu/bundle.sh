@@ -16,9 +16,11 @@ install -m 644 "$top"/target/lib/gpushare/*.so.1 "$folder/lib/gpushare/"
 install -m 644 "$top/target/release/libgpushare_simulator_cuda.so" "$top/target/release/libgpushare_simulator_nvml.so" \
     "$folder/lib/gpushare-simulator/"
 install -m 644 "$(ldd /usr/sbin/runc | sed -n 's/.*libseccomp.so.2 => \([^ ]*\).*/\1/p')" "$folder/lib/libseccomp.so.2"
-install -m 644 "$top/config/gpushare.toml" "$here/README.md" "$here/framework.py" "$folder/"
+install -m 644 "$top/config/gpushare.toml" "$here/README.md" "$here/frameworks.py" "$folder/"
 install -m 755 "$here/run.sh" "$folder/"
-install -m 644 "$here/container.sh" "$here/part1.sh" "$here/part2.sh" "$folder/"
+for script in "$here"/*.sh; do
+    case ${script##*/} in run.sh | bundle.sh) ;; *) install -m 644 "$script" "$folder/" ;; esac
+done
 tar -C "$(dirname "$folder")" --owner=0 --group=0 -czf "$folder.tar.gz" "$(basename "$folder")"
 size=$(stat -c %s "$folder.tar.gz")
 [ "$size" -lt 67108864 ] || {

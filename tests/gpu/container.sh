@@ -6,6 +6,7 @@ ids=gpushare-gpu-$$
 # root_for FOLDER: mounts a root file system at FOLDER/root: an overlay over the machine's own where that works, else the
 # machine's folders, read-only. Which of them it was is in $work/root-mode.
 root_for() {
+    local folder
     mkdir -p "$1/layer" "$1/root"
     mount -t tmpfs -o mode=755 none "$1/layer" || return 1
     mkdir -p "$1/layer/upper" "$1/layer/work"
@@ -27,22 +28,43 @@ root_for() {
     mkdir -p "$1/root/proc" "$1/root/sys" "$1/root/dev" "$1/root/tmp" "$1/root/run"
 }
 
-# Lines of a list for JSON.
+# Words as a list for JSON.
 json_list() {
-    first=
+    local first='' word
     for word; do
         printf '%s"%s"' "$first" "$word"
         first=,
     done
 }
 
-# bundle NAME VARIABLE=VALUE... -- SHELL COMMAND: a bundle in $work/NAME whose process runs the command. The container can
-# open no device but what gpushare gives it.
+# folder_of NAME: where the row's container of this name has its bundle. Its last part is also in the container's id, so
+# no two rows share a container.
+folder_of() {
+    echo "$work/$row-$1"
+}
+
+# python_mount: Python where the container's root has no folder with it.
+python_mount() {
+    local prefix
+    [ -n "$python" ] && [ "$(cat "$work/root-mode")" = binds ] || return 0
+    prefix=$("$python" -c 'import sys; print(sys.base_prefix)')
+    case $prefix/ in
+    /usr/* | /opt/* | /bin/* | /lib*/*) ;;
+    *) printf ',\n    {"destination": "%s", "type": "bind", "source": "%s", "options": ["rbind", "ro"]}' "$prefix" "$prefix" ;;
+    esac
+}
+
+# bundle NAME VARIABLE=VALUE... -- SHELL COMMAND: makes a bundle whose process runs the command. The container can open no
+# device but what gpushare gives it. A name that the row has used before is an error: leftovers would pass for results.
 bundle() {
-    folder=$work/$1
-    name=$1
+    local name=$1 rights variables
+    folder=$(folder_of "$1")
+    if ! mkdir "$folder" 2>/dev/null; then
+        fail "reason=the_name_${name}_was_used_twice"
+        return 1
+    fi
     shift
-    variables=("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" "HOME=/root" "C=$client")
+    variables=("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" "HOME=/root" "C=$client" "PYTHON=$python")
     while [ "$1" != -- ]; do
         variables+=("$1")
         shift
@@ -71,11 +93,11 @@ bundle() {
     {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", "mode=1777"]},
     {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", "mode=755"]},
     {"destination": "/run/gpushare-gpu", "type": "bind", "source": "$folder/in", "options": ["bind", "ro"]},
-    {"destination": "$top", "type": "bind", "source": "$top", "options": ["rbind", "ro"]}
+    {"destination": "$top", "type": "bind", "source": "$top", "options": ["rbind", "ro"]}$(python_mount)
   ],
   "annotations": {},
   "linux": {
-    "cgroupsPath": "/$ids-$name",
+    "cgroupsPath": "/$(id_of "$folder")",
     "resources": {"devices": [{"allow": false, "access": "rwm"}]},
     "namespaces": [{"type": "pid"}, {"type": "network"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}]
   }
@@ -83,17 +105,22 @@ bundle() {
 JSON
 }
 
+# id_of FOLDER: the container's id.
+id_of() {
+    echo "$ids-${1##*/}"
+}
+
 runtime() {
     GPUSHARE_CONFIG=$config "$top/bin/gpushare-runtime" --root "$work/runc" "$@"
 }
 
-# container SECONDS NAME VARIABLE=VALUE... -- SHELL COMMAND: runs a container to its end and prints what it said; what it
-# complained of is in $work/NAME/stderr. Status 124: it ran too long, and was killed.
+# container SECONDS NAME VARIABLE=VALUE... -- SHELL COMMAND: runs a container to its end and prints what it printed; its
+# errors are in stderr of its folder. Status 124: it ran too long, and was killed.
 container() {
-    seconds=$1
+    local seconds=$1
     shift
     start "$@" || return 1
-    finish "$seconds" "$folder"
+    finish "$seconds" "$1"
 }
 
 # start NAME ...: the same, without waiting.
@@ -105,32 +132,61 @@ start() {
 # launch: starts the bundle that was made last.
 launch() {
     {
-        runtime run --bundle "$folder" "$ids-$name" >"$folder/stdout" 2>"$folder/stderr" </dev/null
+        runtime run --bundle "$folder" "$(id_of "$folder")" >"$folder/stdout" 2>"$folder/stderr" </dev/null
         echo $? >"$folder/status"
     } &
 }
 
-# finish SECONDS FOLDER: waits for a started container; prints what it said and removes it.
-finish() {
-    id=$ids-${2##*/}
-    ended=$((SECONDS + $1))
-    status=124
-    while [ ! -s "$2/status" ] && [ "$SECONDS" -lt "$ended" ]; do
-        sleep 0.1
+# await NAME PATTERN SECONDS: waits until a started container prints such a line. Fails when it ends without, or is late.
+await() {
+    local folder end=$((SECONDS + $3))
+    folder=$(folder_of "$1")
+    until grep -q "$2" "$folder/stdout" 2>/dev/null; do
+        [ ! -s "$folder/status" ] && [ "$SECONDS" -lt "$end" ] || return 1
+        sleep 0.05
     done
-    if [ -s "$2/status" ]; then
-        status=$(cat "$2/status")
-    fi
-    remove "$2"
-    cat "$2/stdout"
+}
+
+# finish SECONDS NAME: waits for a started container, removes it, and prints what it printed.
+finish() {
+    local folder end=$((SECONDS + $1)) status=124
+    folder=$(folder_of "$2")
+    while [ ! -s "$folder/status" ] && [ "$SECONDS" -lt "$end" ]; do
+        sleep 0.05
+    done
+    [ ! -s "$folder/status" ] || status=$(cat "$folder/status")
+    remove "$folder"
+    cat "$folder/stdout"
     return "$status"
 }
 
-# remove FOLDER: ends a container, if it still runs, keeps what it said, and gives back what it stood on.
+# stop NAME: ends a container that has shown what it should, and prints what it printed.
+stop() {
+    remove "$(folder_of "$1")"
+    cat "$(folder_of "$1")/stdout"
+}
+
+# why NAME: the last words of a container that failed.
+why() {
+    tail -n 1 "$(folder_of "$1")/stderr" 2>/dev/null | tr ' ' '_' | cut -c1-160
+}
+
+# remove FOLDER: ends a container, if it still runs, keeps what it printed, and gives back its mounts.
 remove() {
+    local said
+    [ ! -e "$1/removed" ] || return 0
+    : >"$1/removed"
+    runtime delete --force "$(id_of "$1")" 2>/dev/null
     for said in stdout stderr; do
         [ ! -s "$1/$said" ] || sed "s/^/${1##*/} $said: /" "$1/$said" >>"$results/said.txt"
     done
-    runtime delete --force "$ids-${1##*/}" 2>/dev/null
     umount -R -l "$1/root" "$1/layer" 2>/dev/null
+}
+
+# end_containers CONFIG.JSON...: removes the containers of these bundles.
+end_containers() {
+    local bundle
+    for bundle; do
+        [ ! -e "$bundle" ] || remove "${bundle%/config.json}"
+    done
 }
