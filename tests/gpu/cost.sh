@@ -44,7 +44,7 @@ row_23_start_cost() {
 # For the rules of what is charged; nothing is asserted. KiB of a context alone, and with an allocation of so many MiB.
 row_21_granularity() {
     local base size asked holder figures=''
-    base=$(host_used)
+    base=$(used_before)
     for size in none 1 2 3 33; do
         # The first cannot be granted.
         [ "$size" = none ] && asked=99999999 || asked=$size

@@ -90,5 +90,5 @@ row_27_driver_limit() {
     [ -d "/sys/fs/cgroup/$(id_of "$folder")" ] && left=yes || left=no
     verdict 'grep -q "^granted 3072" <<<"$said" && grep -q "^refused 5120" <<<"$said" &&
         grep -q "^then_refused 5120" <<<"$said" && ! grep -q lifted <<<"$said" && [ "$left" = no ]' \
-        "said=$(tr ' \n' '_,' <<<"$said") cgroup_left=$left $(why second-wall)"
+        "said=$(printf %s "$said" | tr ' \n' '_,') cgroup_left=$left $(why second-wall)"
 }

@@ -21,7 +21,7 @@ framework() {
         skip "reason=no_$missing"
         return
     fi
-    base=$(host_used)
+    base=$(used_before)
     start program "GPUSHARE_MEMORY=${framework_share}MiB" "SHARE_MIB=$framework_share" NCCL_SOCKET_IFNAME=lo TRITON_CACHE_DIR=/tmp/triton \
         TORCHINDUCTOR_CACHE_DIR=/tmp/inductor NUMBA_CACHE_DIR=/tmp/numba ${PYTHONPATH:+"PYTHONPATH=$PYTHONPATH"} -- \
         "exec \$PYTHON $top/frameworks.py $case" || return

@@ -22,7 +22,7 @@ mib_of() {
 
 row_03_memory_limit() {
     local base granted held
-    base=$(host_used)
+    base=$(used_before)
     start limit GPUSHARE_MEMORY=8GiB -- '$C allocate 512 512 512 512 512 512 512 512 512 512 512 512 512 512 512 512 512 --hold 20' || return
     await limit 'refused' 15
     held=$(used_since "$base")
@@ -45,7 +45,7 @@ row_05_allocators() {
 # fill_by FAMILY: one of them, into `result` and `wrong`.
 fill_by() {
     local base used held usable
-    base=$(host_used)
+    base=$(used_before)
     start "$1" GPUSHARE_MEMORY=4GiB -- "\$C fill $1 --resident --hold 30000" || return
     if ! await "$1" '^held' 20; then
         stop "$1" >/dev/null
@@ -64,7 +64,7 @@ fill_by() {
 # held in the container alone, so only the figure before it is asserted.
 row_28_growth() {
     local base before after said
-    base=$(host_used)
+    base=$(used_before)
     start growth GPUSHARE_MEMORY=4GiB -- '$C grow --hold 12' || return
     await growth '^held' 15 || { fail "$(why growth)" && return; }
     before=$(used_since "$base")
@@ -79,7 +79,7 @@ row_28_growth() {
 row_09_two_containers() {
     local base used left right least
     least=$((4096 - $(reserve)))
-    base=$(host_used)
+    base=$(used_before)
     start left GPUSHARE_MEMORY=4GiB -- '$C fill linear --hold 60000' || return
     start right GPUSHARE_MEMORY=4GiB -- '$C fill linear --hold 60000' || return
     await left '^held' 20
@@ -124,7 +124,7 @@ echo took $((($(date +%s%N) - begin) / 1000000))'
 row_25_host_memory() {
     local want base program held shown got refused
     want=$(host 30 product | value right)
-    base=$(host_used)
+    base=$(used_before)
     program='$C product --beside 3072 --beside 1024 --beside 1024'
     start spill GPUSHARE_MEMORY=4GiB GPUSHARE_HOST_MEMORY=4GiB -- "$program --hold 30" || return
     await spill '^right' 25
@@ -144,7 +144,7 @@ row_26_memory_limit() {
     grep -q cuMemAlloc "$(folder_of without)/stderr" && refused=yes || refused=no
     start_meter
     want=$(host 30 product | value right)
-    base=$(host_used)
+    base=$(used_before)
     start grows GPUSHARE_MEMORY=2GiB GPUSHARE_MEMORY_LIMIT=5GiB -- "$program --hold 30" || return
     await grows '^right' 20
     held=$(used_since "$base")

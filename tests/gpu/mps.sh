@@ -22,13 +22,18 @@ row_40_mps() {
         return
     fi
     before=$(compute_mode)
-    gpushare mps serve >"$results/mps.log" 2>&1 &
+    GPUSHARE_CONFIG=$config env "${host_environment[@]}" "$top/bin/gpushare" mps serve >"$results/mps.log" 2>&1 &
     serving=$!
     if until_line "$results/mps.log" 'MPS is served' 10; then
         two_by_mps
     else
         fail "reason=not_served said=$(tail -n 1 "$results/mps.log" | tr ' ' _)"
     fi
+    # It ends the daemon after the last container.
+    for _ in $(seq 50); do
+        [ -n "$(mps_daemons)" ] || break
+        sleep 0.1
+    done
     kill "$serving"
     wait "$serving" 2>/dev/null
     end_mps_daemons
@@ -71,12 +76,18 @@ judge_mps() {
         "compute_mode=$before/$during/$(compute_mode) solo=$solo $(why low)"
 }
 
-# end_mps_daemons: ends those that this run started, by the pipe folder in their environment.
-end_mps_daemons() {
+# mps_daemons: those that this run started, with their servers, by the pipe folder in their environment.
+mps_daemons() {
     local process
     for process in /proc/[0-9]*; do
         [ "$(cut -c1-15 "$process/comm" 2>/dev/null)" = nvidia-cuda-mps ] || continue
-        tr '\0' '\n' <"$process/environ" 2>/dev/null | grep -q "^CUDA_MPS_PIPE_DIRECTORY=$work/" || continue
-        kill "${process#/proc/}" 2>/dev/null
+        tr '\0' '\n' 2>/dev/null <"$process/environ" | grep -q "^CUDA_MPS_PIPE_DIRECTORY=$work/" && echo "${process#/proc/}"
+    done 2>/dev/null
+}
+
+end_mps_daemons() {
+    local pid
+    for pid in $(mps_daemons); do
+        kill "$pid" 2>/dev/null
     done
 }

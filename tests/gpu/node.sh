@@ -71,6 +71,19 @@ host_used() {
     host 20 sizes --nvml | value nvml_used
 }
 
+# used_before: the same once it no longer changes: the driver takes a moment to free what the last row held.
+used_before() {
+    local earlier now turn
+    now=$(host_used)
+    for turn in 1 2 3 4 5 6 7 8; do
+        sleep 0.3
+        earlier=$now
+        now=$(host_used)
+        [ "$now" != "$earlier" ] || break
+    done
+    echo "$now"
+}
+
 # used_since BYTES: MiB that are in use above this figure.
 used_since() {
     mib $(($(host_used) - $1))
@@ -80,7 +93,7 @@ used_since() {
 context_mib() {
     local base holder
     if [ ! -s "$work/context" ]; then
-        base=$(host_used)
+        base=$(used_before)
         env "${host_environment[@]}" "$client" sizes --hold 20 >"$work/context.out" &
         holder=$!
         until_line "$work/context.out" '^listed' 15

@@ -47,7 +47,7 @@ row_01_injection() {
 row_02_no_request() {
     local said
     said=$(container 15 plain -- '$C sizes --nvml; ls /dev/nvidia* /run/gpushare-simulator 2>/dev/null')
-    verdict '[ -z "$said" ]' "said=$(head -c 80 <<<"$said" | tr ' \n' '__')"
+    verdict '[ -z "$said" ]' "said=$(printf %s "$said" | head -c 80 | tr ' \n' '__')"
 }
 
 row_04_sizes() {

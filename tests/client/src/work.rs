@@ -31,8 +31,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// Prints `ready_late_ms MS`, by how much `--at` was missed, `kernels COUNT` and `rate KERNELS_A_SECOND` of
-    /// the kernels that ended in time, and `per_second COUNT,COUNT…`.
+    /// Prints `ready_late_ms MS`, by how much `--at` was missed, `kernels COUNT` of those that ended in time,
+    /// `rate KERNELS_A_SECOND` until the last of them ended, and `per_second COUNT,COUNT…`.
     ///
     /// # Errors
     /// When the driver refuses a call.
@@ -46,15 +46,16 @@ impl Work {
             done((driver.event_create)(event, EVENT_FLAGS), "cuEventCreate")?;
         }
         let late = wait_until(self.at);
-        let counts = self.count(&driver, kernel, grid, stream, &events)?;
+        let (counts, time) = self.count(&driver, kernel, grid, stream, &events)?;
         let sum: u32 = counts.iter().sum();
         let each = counts.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         println!("ready_late_ms {}\nkernels {sum}", late.as_millis());
-        println!("rate {:.2}\nper_second {each}", f64::from(sum) / f64::from(self.seconds));
+        println!("rate {:.3}\nper_second {each}", f64::from(sum) / time.as_secs_f64());
         Ok(())
     }
 
-    /// How many kernels ended in each second.
+    /// How many kernels ended in each second, and when the last of them did. A kernel that is cut off by the end
+    /// counts in neither, so long kernels are not measured short.
     fn count(
         &self,
         driver: &Driver,
@@ -62,24 +63,22 @@ impl Work {
         grid: u32,
         stream: usize,
         events: &[usize],
-    ) -> Result<Vec<u32>> {
+    ) -> Result<(Vec<u32>, Duration)> {
         let mut counts = vec![0; usize::from(self.seconds)];
-        let begin = Instant::now();
-        let turns = events.iter().cycle().enumerate();
-        for (launched, event) in turns {
+        let (begin, mut last) = (Instant::now(), Duration::from_secs(1));
+        for (launched, event) in events.iter().cycle().enumerate() {
             if launched >= events.len() {
                 done((driver.event_synchronize)(*event), "cuEventSynchronize")?;
-                let second = usize::try_from(begin.elapsed().as_secs())?;
-                match counts.get_mut(second) {
-                    Some(count) => *count += 1,
-                    None => break,
-                }
+                let ended = begin.elapsed();
+                let Some(count) = counts.get_mut(usize::try_from(ended.as_secs())?) else { break };
+                *count += 1;
+                last = ended;
             }
             kernel.launch(driver, grid, stream)?;
             done((driver.event_record)(*event, stream), "cuEventRecord")?;
         }
         done((driver.synchronize)(), "cuCtxSynchronize")?;
-        Ok(counts)
+        Ok((counts, last))
     }
 }
 
