@@ -59,7 +59,7 @@ python_mount() {
 bundle() {
     local name=$1 rights variables
     folder=$(folder_of "$1")
-    if ! mkdir "$folder" 2>/dev/null; then
+    if [ -e "$folder" ]; then
         fail "reason=the_name_${name}_was_used_twice"
         return 1
     fi
