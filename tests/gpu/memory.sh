@@ -1,13 +1,9 @@
 # Sourced by run.sh: what a container can hold of a GPU, by the host's figures.
 
-# MiB of a 4 GiB share that may stay unusable, contexts included: with NVML in the container, or the meter.
-reserve_with_figures=700
-# The same where nobody says how much the container holds.
-reserve_without=800
-
-# reserve: which of them counts here.
+# reserve: MiB of a share that programs may be unable to allocate. The meter reports what their contexts really take;
+# without it the most that was ever seen is kept free.
 reserve() {
-    if [ -n "$meter_pid" ] || host 20 sizes --nvml >/dev/null 2>&1; then echo $reserve_with_figures; else echo $reserve_without; fi
+    if [ -n "$meter_pid" ]; then echo 700; else echo 800; fi
 }
 
 # larger NUMBER NUMBER
@@ -31,22 +27,23 @@ row_03_memory_limit() {
         "granted_mib=$((granted * 512)) host_mib=$held excess_mib=$(larger $((held - 8192)) 0) $(why limit)"
 }
 
-# The host's figure while each family holds all it can get in 4 GiB. Usable is what the driver counts beyond a context.
+# The host's figure while each family holds all it can get in 4 GiB: with the meter, and one family without it.
 row_05_allocators() {
-    local family context least result='' wrong=''
-    context=$(context_mib)
-    least=$((4096 - $(reserve)))
+    local family result='' wrong=''
+    fill_by unmetered linear
+    start_meter
     for family in linear pitch managed async pool virtual array mipmap graph; do
-        fill_by "$family"
+        fill_by "$family" "$family"
     done
-    verdict '[ -z "$wrong" ]' "wrong=${wrong#,} context_mib=$context least_usable=$least held/host/usable:$result"
+    stop_meter
+    verdict '[ -z "$wrong" ]' "wrong=${wrong#,} held/host:$result"
 }
 
-# fill_by FAMILY: one of them, into `result` and `wrong`.
+# fill_by NAME FAMILY: one of them, into `result` and `wrong`.
 fill_by() {
-    local base used held usable
+    local base used held least=$((4096 - $(reserve)))
     base=$(used_before)
-    start "$1" GPUSHARE_MEMORY=4GiB -- "\$C fill $1 --resident --hold 30000" || return
+    start "$1" GPUSHARE_MEMORY=4GiB -- "\$C fill $2 --resident --hold 30000" || return
     if ! await "$1" '^held' 20; then
         stop "$1" >/dev/null
         wrong="$wrong,$1:$(why "$1")"
@@ -54,10 +51,9 @@ fill_by() {
     fi
     used=$(used_since "$base")
     held=$(mib_of "$(stop "$1")" held)
-    usable=$(larger "$held" $((used - context)))
-    result="$result $1=$held/$used/$usable"
+    result="$result $1=$held/$used"
     [ "$held" -le 4096 ] && [ "$used" -le 4096 ] || wrong="$wrong,$1:too_much"
-    [ "$usable" -ge "$least" ] || wrong="$wrong,$1:too_little"
+    [ "$held" -ge "$least" ] || wrong="$wrong,$1:too_little"
 }
 
 # A context grows when modules are loaded after the last allocation. That part may pass the limit as long as the limit is

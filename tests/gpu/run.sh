@@ -9,9 +9,8 @@
 # end within ten minutes. --simulator makes a node with a simulated GPU and tests these scripts there.
 set -u
 
-# The simulated node: physics and driver of the machine on which the rows were first run. Remove the model's other
-# options when `create` has a profile for them.
-simulated_node=(--driver 580.159.04 --model "NVIDIA H200" --context 320MiB --device slices --slice 2080us)
+# The simulated node: physics and driver of the machine on which the rows were first run.
+simulated_node=(--profile h200-580 --driver 580.159.04 --model "NVIDIA H200")
 
 # part NUMBER: the rows, the most telling ones first, each with the seconds after which it is ended.
 part() {

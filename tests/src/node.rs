@@ -74,6 +74,16 @@ impl SimulatedNode {
         Self::create(1, MODEL, "80GiB")
     }
 
+    /// One GPU of 80 GiB with ideal physics: NVML measures what each process uses, exactly and at once. It is for tests
+    /// that assert GPU time within seconds, which a real driver's samples cannot show:
+    ///
+    /// - `meter`: the time of each container, over a restart of the meter
+    /// - `top`, which makes its own such node: how busy containers and GPUs are
+    #[must_use]
+    pub fn ideal() -> Self {
+        Self::with(1, MODEL, "80GiB", &["--profile", "ideal"])
+    }
+
     /// The settings file that the simulator wrote.
     #[must_use]
     pub fn config(&self) -> &Path {

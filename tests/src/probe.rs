@@ -5,6 +5,8 @@ use serde_json::Value;
 
 use crate::runtime::Container;
 
+/// Memory that the simulated driver reports as a GPU's or instance's and that no program can allocate, in bytes.
+pub const UNUSABLE: u64 = 16 << 20;
 /// One gibibyte, in bytes.
 pub const GIB: u64 = 1 << 30;
 /// The driver's word for an allocation that was granted.
@@ -68,6 +70,17 @@ impl Report {
     pub fn allocations(&self) -> Vec<String> {
         let list = self.0["allocate"].as_array().unwrap_or_else(|| panic!("no allocations in {}", self.0));
         list.iter().map(|one| one["result"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// Asserts that CUDA shows a whole GPU on which programs can allocate `bytes`, and NVML no less.
+    ///
+    /// # Panics
+    /// When it shows another.
+    pub fn assert_whole(&self, bytes: u64) {
+        for name in ["device_total", "memory_total"] {
+            assert_eq!(self.number(name), bytes + UNUSABLE, "{name} of {}", self.0);
+        }
+        assert!(self.number("nvml_total") >= bytes + UNUSABLE, "{}", self.0);
     }
 
     /// Asserts that every way to ask for the size of the GPU gives `bytes`.

@@ -31,7 +31,7 @@ fn a_share_grows_into_what_nobody_was_promised_and_shrinks_when_it_frees() {
     if !met(NEEDS) {
         return;
     }
-    let node = SimulatedNode::with(1, MODEL, "16GiB", &[]);
+    let node = SimulatedNode::with(1, MODEL, "17GiB", &[]);
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
     let config = runtime.config();
     let alone = growing();
@@ -46,7 +46,7 @@ fn a_share_grows_into_what_nobody_was_promised_and_shrinks_when_it_frees() {
     let first = runtime.run(&holder);
     assert!(eventually(SOON, || first.stdout().contains("8589934592 CUDA_SUCCESS")), "{}", first.stdout());
     let [held] = granted(&runtime)[..] else { panic!("one lease") };
-    assert!((8 * GIB..9 * GIB).contains(&held), "{held}");
+    assert!((8 * GIB..=9 * GIB).contains(&held), "{held}");
     let report = Report::of(&first, &[]);
     report.assert_size(12 * GIB);
     let shown = cli(config, &["ps"]).expect_success("ps").stdout;

@@ -80,7 +80,7 @@ fn an_instance_is_given_whole_or_in_shares_and_its_card_never_beside_it() {
         assert_eq!(report.text("instance"), uuids[1], "{low_level:?}");
         assert_eq!(report.allocations(), [SUCCESS, OUT_OF_MEMORY], "{low_level:?}");
         Report::of(&containers[1], &[]).assert_size(4 * GIB);
-        Report::of(&containers[3], &["39GiB"]).assert_size(40 * GIB);
+        Report::of(&containers[3], &["39GiB"]).assert_whole(40 * GIB);
         let listed = containers[0].exec(&["/bin/busybox", "ls", "/dev/nvidia-caps"]);
         assert_eq!(nodes(&listed), ["nvidia-cap6", "nvidia-cap7"], "{low_level:?}");
         // Another instance's node, made by the container itself, stays closed.

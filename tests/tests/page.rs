@@ -22,9 +22,9 @@ const HOSTILE: &str =
     "\"'><script>document.title='evil'</script><img/src=http://evil.example/x/onerror=document.title='evil'>";
 /// What is asked for in vain; it would end its line, turn what follows round and colour it.
 const NO_AMOUNT: &str = "4<b>GiB</b>\u{202e}\u{1b}[31m";
-/// The parts of a GPU's memory, 80 GiB, that each share is granted and uses, by GPU. A context takes 300 MiB.
+/// The parts of a GPU's memory, 80 GiB, that each share is granted and uses, by GPU. A context takes 520 MiB.
 const WIDTHS: [&[(f64, f64)]; 2] =
-    [&[(0.1, 1324.0 / 81920.0), (0.2, 15800.0 / 81920.0)], &[(0.5, 20780.0 / 81920.0)]];
+    [&[(0.1, 1544.0 / 81920.0), (0.2, 16020.0 / 81920.0)], &[(0.5, 21000.0 / 81920.0)]];
 
 /// A container that holds `size` of `memory` on a GPU.
 fn share(name: &str, gpu: &str, memory: &str, size: &str) -> Bundle {
@@ -78,7 +78,7 @@ fn the_page_is_whole_in_a_browser_and_no_name_acts_in_it() {
     let refused = share(HOSTILE, "0", NO_AMOUNT, "1GiB");
     let _ = runtime.create(&refused).expect_err("it asks for no amount");
     let _meter = Service::start(&["meter", "--listen", &address], node.config(), "answering");
-    let memory = ["1324 MiB of 8 GiB", "15800 MiB of 16 GiB", "20780 MiB of 40 GiB"];
+    let memory = ["1544 MiB of 8 GiB", "16020 MiB of 16 GiB", "21000 MiB of 40 GiB"];
     let page = || run(Command::new("/usr/bin/curl").args(["--silent", &url])).expect_success("curl").stdout;
     // A line takes two moments.
     let is_ready = |page: &str| memory.iter().chain(&["<polyline"]).all(|text| page.contains(text));
@@ -107,6 +107,7 @@ fn the_page_is_whole_in_a_browser_and_no_name_acts_in_it() {
         assert!(asked.contains(&&*url) && asked.iter().all(|asked| asked.starts_with(&url)), "{}", about());
         for (row, (name, memory)) in names.iter().zip(memory).enumerate() {
             let row = &seen["rows"][row];
+            let memory = format!("{memory}\ncontexts 520 MiB");
             assert_eq!((&row[0], &row[2]), (&json!(name), &json!(memory)), "{}", about());
         }
         let refused = seen["refused"][0].as_str().expect("a refusal");

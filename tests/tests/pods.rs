@@ -74,10 +74,10 @@ fn two_containers_of_a_pod_together_cannot_pass_its_limit() {
         let other = in_pod(Bundle::with_probe(), "pod").annotation("gpushare.io/pod-memory", "8GiB");
         let (first, second) = (runtime.run(&holder), runtime.run(&other));
         wait_until_it_holds(&first);
-        let report = Report::of(&second, &["3GiB", "2GiB"]);
+        let report = Report::of(&second, &["3GiB", "1GiB"]);
         report.assert_size(8 * GIB);
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{low_level:?}: 5 GiB of 8 are held");
-        assert_eq!(Report::of(&first, &["3GiB", "2GiB"]).allocations(), [OUT_OF_MEMORY, SUCCESS]);
+        assert_eq!(Report::of(&first, &["3GiB", "1GiB"]).allocations(), [OUT_OF_MEMORY, SUCCESS]);
         assert!(report.number("nvml_used") >= 5 * GIB, "{report:?}");
         assert_eq!(holders(&runtime), [[holder.id(), other.id()]]);
 
@@ -293,7 +293,7 @@ fn the_containers_of_a_pod_share_in_hook_only_mode_too() {
     let debugger = debugger.annotation("gpushare.io/memory", "80GiB");
     for bundle in [&other, &debugger] {
         let container = runtime.run(bundle);
-        let report = Report::of(&container, &["3GiB", "2GiB"]);
+        let report = Report::of(&container, &["3GiB", "1GiB"]);
         report.assert_size(8 * GIB);
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS]);
         assert_eq!(holders(&runtime), [[holder.id(), bundle.id()]]);

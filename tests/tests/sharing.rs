@@ -56,7 +56,7 @@ fn the_limit_holds_for_all_processes_of_a_container_together() {
     }
     let node = SimulatedNode::one_gpu();
     let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-    let holder = ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "6GiB", "--hold", "1000"];
+    let holder = ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "5GiB", "--hold", "1000"];
     let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "8GiB").args(&holder);
     let container = runtime.run(&bundle);
     let ready = gpushare_tests::command::eventually(std::time::Duration::from_secs(20), || {

@@ -278,13 +278,13 @@ fn an_upgrade_that_is_killed_at_any_step_harms_no_container_and_can_be_made_agai
         let litter: Vec<PathBuf> = litter.filter(|path| path.to_string_lossy().contains(".dpkg-")).collect();
         assert!(litter.is_empty(), "{litter:?}");
         for container in &containers {
-            let report = Report::of(container, &["5GiB", "3GiB"]);
+            let report = Report::of(container, &["5GiB", "2GiB"]);
             report.assert_size(4 * GIB);
             assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{report:?}");
             assert!(container.stdout().lines().count() > 1, "it was under load: {}", container.stdout());
         }
         let late = share();
-        let report = Report::of(&runtime.run(&late), &["5GiB", "3GiB"]);
+        let report = Report::of(&runtime.run(&late), &["5GiB", "2GiB"]);
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "a container of version {last}");
     });
 }

@@ -195,10 +195,10 @@ fn under_cap_memory_beyond_the_books_counts_against_the_containers_own_limit() {
     };
     assert!(eventually(SOON, || tells(config, container.id(), "memory")), "{}", container.stderr());
     assert!(eventually(SOON, || notes("capped") == 1));
-    assert!(eventually(SOON, || !fits("3400MiB")), "the books alone would have room");
-    assert!(fits("2GiB") && container.status().as_deref() == Some("running"));
+    assert!(eventually(SOON, || !fits("3200MiB")), "the books alone would have room");
+    assert!(fits("1GiB") && container.status().as_deref() == Some("running"));
     let _ = container.exec(&["busybox", "touch", "/stop"]).expect_success("touch");
-    assert!(eventually(SOON, || fits("3400MiB")), "{:?}", violations(config, container.id()));
+    assert!(eventually(SOON, || fits("3200MiB")), "{:?}", violations(config, container.id()));
     assert_eq!((notes("capped"), notes("stopped")), (1, 0));
 }
 

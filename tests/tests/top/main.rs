@@ -40,7 +40,7 @@ fn top_shows_a_node_of_every_kind_of_share_and_its_keys_do_what_the_footer_says(
     let mut containers = node::run(&runtime, &bundles);
     let terminal = top(SMALL, config, &[]);
     golden::shown(&terminal, "80x24");
-    assert_eq!(terminal.screen().marks_of("!7.6G/8.0G"), "rrrrrrrrrr", "it strikes the eye");
+    assert_eq!(terminal.screen().marks_of("!7.7G/8.0G"), "rrrrrrrrrr", "it strikes the eye");
     terminal.resize(LARGE);
     golden::shown(&terminal, "200x50");
     terminal.resize(SMALL);
@@ -70,7 +70,7 @@ fn top_shows_a_node_of_every_kind_of_share_and_its_keys_do_what_the_footer_says(
 
     let terminal = top(SMALL, config, &[("NO_COLOR", Path::new("1"))]);
     let screen = terminal.shows("one that cheats", |screen| screen.text().contains("CHEATING miner"));
-    assert_eq!(screen.marks_of("!7.6G/8.0G"), "bbbbbbbbbb", "it strikes the eye");
+    assert_eq!(screen.marks_of("!7.7G/8.0G"), "bbbbbbbbbb", "it strikes the eye");
     let marks: String = screen.marks().split_whitespace().collect();
     assert!(marks.chars().all(|mark| "bV".contains(mark)), "a colour:\n{}", screen.marks());
     // Ctrl-C is a key like others there.

@@ -7,7 +7,7 @@ use gpushare_tests::runtime::{Container, Runtime};
 
 /// The node, without containers.
 pub fn simulated() -> SimulatedNode {
-    SimulatedNode::create(3, MODEL, "80GiB")
+    SimulatedNode::with(3, MODEL, "80GiB", &["--profile", "ideal", "--context", "520MiB"])
 }
 
 /// The containers in the order in which they are started.
@@ -22,10 +22,10 @@ pub fn bundles() -> Vec<Bundle> {
     let long = "a-name-that-says-all-about-its-container-and-does-not-end-before-1";
     vec![
         computing(pod("trainer-0", "20GiB", "30")),
-        holding(pod("trainer-1", "8GiB", "10"), &["7500MiB", "1GiB"]),
+        holding(pod("trainer-1", "8GiB", "10"), &["7400MiB", "1GiB"]),
         shop(named("web", "0", "4GiB")),
         shop(holding(named("api", "0", "8GiB").env("GPUSHARE_CORES", "20"), &["5GiB"])),
-        holding(named("cache", "0", "4GiB"), &["3700MiB"]),
+        holding(named("cache", "0", "16GiB"), &["15600MiB"]),
         named("both", "0,1", "10GiB"),
         computing(named("render", "1", "16GiB").env("GPUSHARE_CORES", "20")),
         holding(named("notebook", "1", "12GiB"), &["2GiB"]),
