@@ -88,7 +88,7 @@ pub enum ImageError {
 }
 
 /// The default library folders with Debian's name for this machine's architecture.
-const TRIPLET_FOLDERS: [&str; 4] = if cfg!(target_arch = "aarch64") {
+pub(crate) const TRIPLET_FOLDERS: [&str; 4] = if cfg!(target_arch = "aarch64") {
     ["/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib", "/lib"]
 } else {
     ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib", "/lib"]

@@ -26,6 +26,7 @@ mod image;
 mod json;
 mod live;
 mod loader;
+mod loader_cache;
 mod message;
 mod mps;
 mod node_facts;
@@ -64,6 +65,7 @@ pub use grant::{
 pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same_file};
 pub use image::{Image, ImageError, RootFolder};
 pub use live::{Applied, Live, LiveError, run_child};
+pub use loader_cache::{LoaderCacheError, with_libraries};
 pub use message::{REFUSAL, one_line, out_of_service};
 pub use mps::{MpsError, MpsFolder, is_served};
 pub use node_facts::NodeFactsError;
