@@ -117,6 +117,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let root = RootFolder::open(&bundle.root(&json), &json)?;
     let image = root.look(bundle.path(), &json);
     let plan = of(&request, &lease, &node, &programs, &image)?;
+    request.notes.extend(plan.loader_cache.note());
     root.check(plan.targets())?;
     plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {

@@ -257,6 +257,7 @@ mod tests {
 
     use super::*;
     use crate::outside_plan::OutsidePlan;
+    use crate::plan::CacheChange;
 
     /// A plan of one node, whose host path is `host_path`.
     fn plan(host_path: &str, gids: &[u32]) -> Plan {
@@ -279,6 +280,7 @@ mod tests {
             handed_capabilities: std::collections::BTreeSet::new(),
             denies_user_namespaces: false,
             limiter: None,
+            loader_cache: CacheChange::None,
             folders: BTreeSet::new(),
             outside: OutsidePlan::default(),
         }

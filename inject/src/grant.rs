@@ -173,7 +173,8 @@ pub enum GrantError {
 /// removed.
 ///
 /// # Errors
-/// When there is no such share, or `apply` fails. Nothing that this function made is left then.
+/// When there is no such share, or `apply` fails. Nothing that this function made is left then, but what it
+/// wrote into the loader's cache of the container's own layer.
 pub fn grant<T, E: From<GrantError>>(
     mut requester: Requester,
     settings: &Settings,
@@ -197,6 +198,9 @@ pub fn grant<T, E: From<GrantError>>(
     let version = &facts.node.driver.version;
     make_region(&facts.state, version, reservation.lease(), &facts.request).map_err(GrantError::from)?;
     facts.root.check(plan.targets()).map_err(GrantError::from)?;
+    let region = Region::of(facts.state.path(), reservation.lease().id);
+    let change = plan.loader_cache.apply(&facts.root, &region, &requester.key.container);
+    change.map_err(GrantError::from)?;
     let done = apply(&plan, reservation, requester.json)?;
     undo.keep();
     Ok(done)

@@ -20,9 +20,13 @@ use serde_json::Value;
 use crate::mps::SHARED_MEMORY;
 use crate::parts::{entries, text, texts};
 
+mod cache_file;
 mod copies;
+mod layer;
 mod place;
 
+pub use cache_file::CacheFile;
+pub(crate) use cache_file::LOADER_CACHE;
 use place::place;
 
 /// What a plan must know of the image.
@@ -35,6 +39,9 @@ pub struct Image {
     pub driver_copies: Vec<PathBuf>,
     /// Path in the container of a folder that its loader searches and where a volume brings a driver.
     pub driver_volume: Option<PathBuf>,
+    /// The loader's cache of an image with glibc; `None` where there is none, or where the bundle mounts
+    /// something over it.
+    pub loader_cache: Option<CacheFile>,
 }
 
 impl Image {
@@ -102,13 +109,21 @@ const FAMILIES: [&[&str]; 3] = [&TRIPLET_FOLDERS, &["/usr/lib64", "/lib64"], &["
 /// The folders of the image's family. The C library's own file tells the family; without a glibc, the folders
 /// that exist do.
 fn family(root: &Root) -> &'static [&'static str] {
-    let holds = |folder: &&str| {
+    let exists = |folder: &str| usable(root, Path::new(folder)).is_some();
+    family_of_glibc(root).or_else(|| family_with(exists)).unwrap_or_default()
+}
+
+/// The folders of the family of the image's glibc, if it has one.
+fn family_of_glibc(root: &Root) -> Option<&'static [&'static str]> {
+    family_with(|folder| {
         let file = Path::new(folder).join("libc.so.6");
         seen(root, &file).is_some_and(|(kind, _)| kind == SFlag::S_IFREG)
-    };
-    let exists = |folder: &&str| usable(root, Path::new(folder)).is_some();
-    let with = |is: &dyn Fn(&&str) -> bool| FAMILIES.iter().find(|folders| folders.iter().take(2).any(is));
-    with(&holds).or_else(|| with(&exists)).copied().unwrap_or_default()
+    })
+}
+
+/// The first family of whose first two folders one `is` so.
+fn family_with(is: impl Fn(&str) -> bool) -> Option<&'static [&'static str]> {
+    FAMILIES.into_iter().find(|folders| folders.iter().take(2).any(|folder| is(folder)))
 }
 
 /// Where `folder` lies in the root, if files can be put there.
@@ -152,7 +167,16 @@ impl RootFolder {
         let searched = copies::searched(root, json);
         let driver_copies = copies::find(root, &searched).into_iter().filter(seen).collect();
         let driver_volume = copies::volume(root, bundle, json, &searched);
-        Image { library_folder: library_folder.into(), driver_copies, driver_volume }
+        let loader_cache = cache_file::read(root, volumes, json);
+        Image { library_folder: library_folder.into(), driver_copies, driver_volume, loader_cache }
+    }
+
+    /// Replaces the loader's cache by a file with these bytes.
+    ///
+    /// # Errors
+    /// What the system says. The cache stays as it was then.
+    pub(crate) fn write_loader_cache(&self, bytes: &[u8]) -> std::io::Result<()> {
+        cache_file::write(&self.root, bytes)
     }
 
     /// Checks that each target can take what is mounted there, and that no volume of the bundle lies over it.

@@ -28,6 +28,7 @@ mod live;
 mod loader;
 mod loader_cache;
 mod message;
+mod mount_table;
 mod mps;
 mod node_facts;
 mod outside_plan;
@@ -63,14 +64,14 @@ pub use grant::{
     GrantError, Requester, admit, admit_mode, beside_sick, clear, grant, known_node, open_store, too_little,
 };
 pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same_file};
-pub use image::{Image, ImageError, RootFolder};
+pub use image::{CacheFile, Image, ImageError, RootFolder};
 pub use live::{Applied, Live, LiveError, run_child};
 pub use loader_cache::{LoaderCacheError, with_libraries};
 pub use message::{REFUSAL, one_line, out_of_service};
 pub use mps::{MpsError, MpsFolder, is_served};
 pub use node_facts::NodeFactsError;
 pub use outside_plan::OutsidePlan;
-pub use plan::{Plan, PlanError};
+pub use plan::{CacheChange, Plan, PlanError};
 pub use plan_parts::PlanParts;
 pub use pod::of as pod_of;
 pub use reason::reason_of;

@@ -11,7 +11,6 @@ mod process;
 mod program;
 mod root;
 mod rules;
-mod table;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -347,4 +347,4 @@ fn short(size: usize) -> Result<u32, LoaderCacheError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

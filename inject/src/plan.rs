@@ -1,6 +1,7 @@
 //! The plan: what must change in a container, as OCI parts. It is a pure value, made of values: nothing here
 //! reads the disk. Whoever uses the plan decides how to apply it.
 
+mod cache_change;
 mod told;
 
 use std::collections::BTreeSet;
@@ -17,12 +18,14 @@ use serde::Serialize;
 use crate::driver_limit::DriverLimiter;
 use crate::edit::NVIDIA_MAJOR;
 use crate::host_files::{HostFiles, LibraryKind};
-use crate::image::Image;
+use crate::image::{Image, LOADER_CACHE};
 use crate::mps::MpsFolder;
 use crate::outside_plan::OutsidePlan;
 use crate::plan_parts::PlanParts;
 use crate::region::Region;
 use crate::settings::Programs;
+
+pub use cache_change::CacheChange;
 
 /// The complete change for one container.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -60,6 +63,9 @@ pub struct Plan {
     /// Targets in `mounts` that are folders; all others are files.
     #[serde(skip)]
     pub folders: BTreeSet<PathBuf>,
+    /// The change of the loader's cache. A mount of it is in `mounts`.
+    #[serde(skip)]
+    pub loader_cache: CacheChange,
     /// What sets the driver's own limit, once the container exists and before its program starts.
     #[serde(skip)]
     pub limiter: Option<DriverLimiter>,
@@ -114,6 +120,11 @@ impl Plan {
             let access = if extra.writable { "rw" } else { "ro" };
             mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"]));
         }
+        let source = Region::of(programs.state, lease.id).loader_cache(&lease.member.key.container);
+        let loader_cache = CacheChange::of(image.loader_cache.as_ref(), &named(image, files), source);
+        if let CacheChange::Mount { source, .. } = &loader_cache {
+            mounts.push(read_only(source, Path::new(LOADER_CACHE)));
+        }
         // An image that ran before may have our targets as copies of its own, which gives one target two
         // mounts: the first counts.
         let mut targets = BTreeSet::new();
@@ -128,6 +139,7 @@ impl Plan {
             mounts,
             prestart: hook("prestart", lease, parts, parts.limiter),
             poststop: parts.needs_poststop.then(|| hook("poststop", lease, parts, None)),
+            loader_cache,
             limiter: parts.limiter.cloned(),
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
@@ -249,15 +261,28 @@ fn companions(extent: Extent, image: &Image, files: &HostFiles) -> Vec<Mount> {
     mounts
 }
 
+/// The paths in the container of the driver's libraries under the names that programs open.
+fn named(image: &Image, files: &HostFiles) -> Vec<PathBuf> {
+    let requested = files.libraries.iter().filter(|library| library.requested);
+    let both = requested.flat_map(|library| names(library.kind));
+    let names = both.chain(files.companions.iter().flat_map(|library| library.names.clone()));
+    names.map(|name| image.library_folder.join(name)).collect()
+}
+
 /// Mounts `file` over each copy of the library in the image, wherever the loader may find it first.
 fn covers(image: &Image, stem: &str, file: &Path) -> Vec<Mount> {
     image.copies_of(stem).map(|copy| read_only(file, copy)).collect()
 }
 
-/// Mounts `file` under the names that programs open: the development name and the SONAME. A versioned name
-/// exists in a container only if its image brings it; then [`covers`] handles it.
+/// Mounts `file` under the names that programs open.
 fn under_its_names(file: &Path, library: &LibraryKind, image: &Image) -> [Mount; 2] {
-    [".so", ".so.1"].map(|end| read_only(file, &image.library_folder.join(format!("{}{end}", library.stem))))
+    names(library).map(|name| read_only(file, &image.library_folder.join(name)))
+}
+
+/// The names that programs open: the development name and the SONAME. A versioned name exists in a container
+/// only if its image brings it; then [`covers`] handles it.
+fn names(library: &LibraryKind) -> [String; 2] {
+    [".so", ".so.1"].map(|end| format!("{}{end}", library.stem))
 }
 
 fn c_path(path: &std::ffi::CStr) -> PathBuf {

@@ -9,6 +9,7 @@
 //! place of this one while the container runs: it does not find files that it could only spoil.
 
 mod live;
+mod loader_cache;
 mod mapped;
 mod namespace;
 mod shared;
@@ -33,6 +34,7 @@ use nix::libc;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 pub use live::{Measuring, UsageError};
+pub(crate) use loader_cache::is_loader_cache;
 
 use crate::context_costs::ContextCosts;
 
@@ -205,6 +207,7 @@ impl Region {
     /// which finds it by its folder.
     pub fn remove(&self) {
         self.leave_all();
+        self.remove_loader_caches();
         let _ = umount2(&self.folder, AWAY);
         match if_there(self.namespace.enter(|| self.unmount())) {
             Ok(_) => {}

@@ -15,6 +15,7 @@ use oci_spec::runtime::{
 
 use super::*;
 use crate::outside_plan::OutsidePlan;
+use crate::plan::CacheChange;
 
 fn plan() -> Plan {
     let hook = |stage: &str| {
@@ -55,6 +56,7 @@ fn plan() -> Plan {
         handed_capabilities: BTreeSet::new(),
         denies_user_namespaces: false,
         limiter: None,
+        loader_cache: CacheChange::None,
         folders: BTreeSet::new(),
         outside: OutsidePlan::default(),
     }

@@ -16,8 +16,8 @@ use oci_spec::runtime::LinuxDevice;
 
 use super::LiveError;
 use super::process::{Process, identity};
-use super::table::Table;
 use crate::image::{kind, relative};
+use crate::mount_table::Table;
 
 /// How often a look-up is tried again when somebody disturbs it by renaming folders.
 const TRIES: usize = 16;
@@ -169,8 +169,9 @@ impl Root {
     /// host.
     fn check_mount(&self, fd: impl AsFd, path: &Path) -> Result<(), LiveError> {
         let foreign = || LiveError::Foreign { target: path.into() };
-        let root = self.mounts.find(&self.folder)?.ok_or_else(foreign)?;
-        let mount = self.mounts.find(fd)?.ok_or_else(foreign)?;
+        let unread = |source| LiveError::io("find the mount of", path, source);
+        let root = self.mounts.find(&self.folder).map_err(unread)?.ok_or_else(foreign)?;
+        let mount = self.mounts.find(fd).map_err(unread)?.ok_or_else(foreign)?;
         if mount.shared {
             return Err(LiveError::Shared { target: path.into() });
         }

@@ -76,7 +76,8 @@ fn cache(entries: &[(u32, &str, &str)], behind: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn plain() -> Vec<u8> {
+/// A small cache.
+pub(crate) fn plain() -> Vec<u8> {
     cache(&[(FLAGS, "libm.so.6", "/lib/libm.so.6"), (FLAGS, "libc.so.6", "/lib/libc.so.6")], &[])
 }
 

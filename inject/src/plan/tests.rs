@@ -5,6 +5,7 @@ use gpushare_request::{Container, Cores, Devices, Interceptor, InterceptorPolicy
 use super::*;
 use crate::driver_limit::DriverLimits;
 use crate::host_files::KINDS;
+use crate::image::CacheFile;
 use crate::settings::ExtraMount;
 
 fn node(name: &str, minor: u32, mode: u32, gid: u32) -> DeviceNode {
@@ -305,4 +306,28 @@ fn programs_are_told_the_grant_in_the_words_of_the_system_that_is_named() {
         told(Some(Told::Hami)),
         ["CUDA_DEVICE_MEMORY_LIMIT_0=3072m", "CUDA_DEVICE_MEMORY_LIMIT_1=3072m", "CUDA_DEVICE_SM_LIMIT=30"]
     );
+}
+
+#[test]
+fn the_loaders_cache_is_replaced_in_a_layer_of_the_engines_and_mounted_over_elsewhere() {
+    let request = share();
+    let mut node = Parts::new(true);
+    let target = "/etc/ld.so.cache <- /state/regions/7.caches/web".to_owned();
+    for (is_replaceable, is_mounted) in [(true, false), (false, true)] {
+        let bytes = Ok(crate::loader_cache::tests::plain());
+        node.image.loader_cache = Some(CacheFile { bytes, is_replaceable });
+        let change = node.plan(&request).unwrap().loader_cache;
+        assert_eq!(node.mounts(&request).contains(&target), is_mounted);
+        let bytes = match change {
+            CacheChange::Replace(bytes) if !is_mounted => bytes,
+            CacheChange::Mount { bytes, .. } if is_mounted => bytes,
+            other => panic!("{other:?}"),
+        };
+        let lists = |path: &str| bytes.windows(path.len()).any(|window| window == path.as_bytes());
+        assert!(lists("/usr/lib64/libcuda.so.1") && lists("/usr/lib64/libnvidia-ml.so.1"));
+        // A second start finds the cache as the first one left it.
+        node.image.loader_cache = Some(CacheFile { bytes: Ok(bytes), is_replaceable });
+        assert_eq!(node.plan(&request).unwrap().loader_cache, CacheChange::None);
+        assert!(!node.mounts(&request).contains(&target));
+    }
 }

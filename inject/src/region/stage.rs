@@ -87,8 +87,9 @@ impl Region {
         let _ = self.entry(container).map(|entry| umount2(&entry, AWAY));
     }
 
-    /// Removes the entry of `container`, if it has one.
+    /// Removes the entry of `container` and its loader's cache, if it has them.
     pub fn leave(&self, container: &str) {
+        self.remove_loader_cache(container);
         if let Some(entry) = self.entry(container) {
             // A creation that was killed and tried again has left two.
             while umount2(&entry, AWAY).is_ok() {}
