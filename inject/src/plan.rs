@@ -121,7 +121,7 @@ impl Plan {
             mounts.push(bind(&extra.source, &extra.destination, &[access, "nosuid", "nodev", "noexec"]));
         }
         let source = Region::of(programs.state, lease.id).loader_cache(&lease.member.key.container);
-        let loader_cache = CacheChange::of(image.loader_cache.as_ref(), &named(image, files), source);
+        let loader_cache = CacheChange::of(image.loader_cache.as_ref(), &listed(image, files), source);
         if let CacheChange::Mount { source, .. } = &loader_cache {
             mounts.push(read_only(source, Path::new(LOADER_CACHE)));
         }
@@ -261,12 +261,14 @@ fn companions(extent: Extent, image: &Image, files: &HostFiles) -> Vec<Mount> {
     mounts
 }
 
-/// The paths in the container of the driver's libraries under the names that programs open.
-fn named(image: &Image, files: &HostFiles) -> Vec<PathBuf> {
+/// The paths in the container of the driver's libraries that an ldconfig lists: those whose names begin as
+/// a library's, in the folder that it searches.
+fn listed(image: &Image, files: &HostFiles) -> Vec<PathBuf> {
     let requested = files.libraries.iter().filter(|library| library.requested);
     let both = requested.flat_map(|library| names(library.kind));
     let names = both.chain(files.companions.iter().flat_map(|library| library.names.clone()));
-    names.map(|name| image.library_folder.join(name)).collect()
+    let is_listed = |name: &String| name.starts_with("lib") && !name.contains('/');
+    names.filter(is_listed).map(|name| image.library_folder.join(name)).collect()
 }
 
 /// Mounts `file` over each copy of the library in the image, wherever the loader may find it first.
