@@ -7,6 +7,7 @@
 
 mod edit;
 mod elf;
+mod loader_cache;
 mod proc;
 mod region;
 mod request;
@@ -15,6 +16,7 @@ mod state;
 
 pub use edit::edit;
 pub use elf::elf;
+pub use loader_cache::loader_cache;
 pub use proc::proc;
 pub use region::{limits, usage};
 pub use request::request;
@@ -25,10 +27,11 @@ pub use state::state;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All readers.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     ("edit", edit),
     ("elf", elf),
     ("limits", limits),
+    ("loader_cache", loader_cache),
     ("proc", proc),
     ("request", request),
     ("settings", settings),
