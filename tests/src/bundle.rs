@@ -51,23 +51,41 @@ impl Bundle {
     /// When the overlay cannot be mounted.
     #[must_use]
     pub fn host_root() -> Self {
-        let mut bundle = Self::of(|_| ());
-        // The upper layer cannot lie in the lower one, so it is a file system of its own.
-        let layer = bundle.scratch.folder("layer");
-        mount(Some("tmpfs"), &layer, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
-            .expect("a tmpfs can be mounted");
-        let options = format!(
-            "lowerdir=/,upperdir={},workdir={}",
-            bundle.layer("upper").display(),
-            bundle.layer("work").display()
-        );
-        mount(Some("overlay"), &bundle.root(), Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-            .expect("an overlay over the machine's root can be mounted");
+        let mut bundle = Self::over(Path::new("/"), "upper");
         let checkout = artifacts::checkout();
         bundle.add_mount(json!({"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev"]}));
         bundle.add_mount(json!({
             "destination": checkout, "type": "bind", "source": checkout, "options": ["rbind", "ro", "nosuid", "nodev"]
         }));
+        bundle
+    }
+
+    /// A bundle whose root is the folder `lower` below a layer of its own, as containerd's snapshotter lays it
+    /// out. What is written there stays until the bundle goes.
+    ///
+    /// # Panics
+    /// As [`Bundle::host_root`].
+    #[must_use]
+    pub fn engines_layer(lower: &Path) -> Self {
+        Self::over(lower, "io.containerd.snapshotter.v1.overlayfs/snapshots/7/fs")
+    }
+
+    /// A bundle whose root is `lower` below the layer `upper`, a path in a folder of the bundle's.
+    ///
+    /// # Panics
+    /// As [`Bundle::host_root`].
+    #[must_use]
+    pub fn over(lower: &Path, upper: &str) -> Self {
+        let bundle = Self::of(|_| ());
+        // The upper layer cannot lie in the lower one, so it is a file system of its own.
+        let layer = bundle.scratch.folder("layer");
+        mount(Some("tmpfs"), &layer, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
+            .expect("a tmpfs can be mounted");
+        let (upper, work) = (bundle.layer(upper), bundle.layer("work"));
+        let options =
+            format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        mount(Some("overlay"), &bundle.root(), Some("overlay"), MsFlags::empty(), Some(options.as_str()))
+            .expect("an overlay can be mounted");
         bundle
     }
 

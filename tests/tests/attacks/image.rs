@@ -1,7 +1,7 @@
 //! A6 to A12: hostile files that an image brings along.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command;
-use gpushare_tests::leases::{leases, sweep};
-use gpushare_tests::needs::met;
+use gpushare_tests::distribution;
+use gpushare_tests::leases::{cli, leases, sweep};
+use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use nix::mount::{MsFlags, mount};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 
 use crate::paths::link;
@@ -388,6 +390,125 @@ fn a11_programs_and_libraries_of_the_image_are_never_run_by_the_host() {
         assert_eq!(leases(runtime.config()), []);
         assert!(!marker.exists(), "{low_level:?}: at its end");
     });
+}
+
+/// A sound cache of one library.
+fn cache_of(flags: u32, name: &str, path: &str) -> Vec<u8> {
+    let strings = format!("{name}\0{path}\0");
+    let length = u32::try_from(strings.len()).expect("it is short");
+    let at = u32::try_from(72 + name.len() + 1).expect("it is short");
+    let header = [1, length, 2, 0, 0, 0, 0].into_iter().chain([flags, 72, at, 0, 0, 0]);
+    let words = header.flat_map(u32::to_le_bytes);
+    b"glibc-ld.so.cache1.1".iter().copied().chain(words).chain(strings.bytes()).collect()
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a69_a_loaders_cache_of_any_kind_leads_nowhere_and_delays_no_start() {
+    if !met(NEEDS) || !met(&[Need::Images]) {
+        return;
+    }
+    type Spoil = fn(&Path, &Path);
+    // What becomes of the cache: replaced (no reason), or left for the reason that `plan` gives.
+    let caches: [(&str, Spoil, Option<&str>); 14] = [
+        ("a sound one", |_, _| (), None),
+        (
+            "with another name",
+            |cache, _| fs::hard_link(cache, cache.with_file_name("x")).expect("a link"),
+            None,
+        ),
+        (
+            "beside a link under ldconfig's other name",
+            |cache, outside| lead(&outside.join("kept"), &cache.with_file_name("ld.so.cache~")),
+            None,
+        ),
+        (
+            "of the image's own libcuda",
+            |cache, _| put(cache, &cache_of(0x303, "libcuda.so.1", "/opt/libcuda.so.1")),
+            None,
+        ),
+        ("a link", |cache, outside| lead(&outside.join("kept"), &absent(cache)), Some("a link leads to it")),
+        (
+            "below a link",
+            |cache, outside| {
+                let folder = cache.parent().expect("it has a folder");
+                fs::remove_dir_all(folder).expect("a folder can be removed");
+                put(&outside.join("ld.so.cache"), b"as it was");
+                lead(outside, folder);
+            },
+            Some("a link leads to it"),
+        ),
+        ("a FIFO", |cache, _| special(cache, SFlag::S_IFIFO), Some("no regular file")),
+        ("a device", |cache, _| special(cache, SFlag::S_IFCHR), Some("no regular file")),
+        ("a folder", |cache, _| fs::create_dir(absent(cache)).expect("a folder"), Some("no regular file")),
+        (
+            "of 100 MB",
+            |cache, _| File::create(cache).and_then(|file| file.set_len(100 << 20)).expect("a file"),
+            Some("more than 2 MiB"),
+        ),
+        ("half of one", |cache, _| put(cache, b"glibc-ld.so.cache1.1\xff\xff\xff\x7f"), Some("cut off")),
+        ("a text", |cache, _| put(cache, b"nothing"), Some("no cache of glibc")),
+        (
+            "of another architecture",
+            |cache, _| put(cache, &cache_of(0xa03, "libc.so.6", "/lib/libc.so.6")),
+            Some("architecture"),
+        ),
+        (
+            "with an offset out of range",
+            |cache, _| {
+                let mut bytes = cache_of(0x303, "libc.so.6", "/lib/libc.so.6");
+                bytes[52] = 0xff;
+                put(cache, &bytes);
+            },
+            Some("entry 0"),
+        ),
+    ];
+    let scratch = Scratch::new("images");
+    let lower = scratch.folder("root");
+    distribution::ubuntu(&lower);
+    on_both(|_, runtime, low_level| {
+        for (what, spoil, reason) in caches {
+            let (bundle, outside) = (asking(Bundle::engines_layer(&lower)), outside());
+            let cache = bundle.root().join("etc/ld.so.cache");
+            spoil(&cache, outside.path());
+            let before = tree(outside.path());
+            let bytes = |cache: &Path| cache.is_file().then(|| fs::read(cache).expect("it can be read"));
+            let old = bytes(&cache);
+            let path = bundle.path().to_str().expect("paths are UTF-8");
+            let plan = cli(runtime.config(), &["plan", "--bundle", path]).expect_success("plan").stdout;
+            assert!(plan.contains(reason.unwrap_or("own layer")), "{low_level:?}: {what}: {plan}");
+            drop(runtime.create(&bundle).unwrap_or_else(|refusal| panic!("{what}: {}", refusal.line())));
+            assert_eq!(tree(outside.path()), before, "{low_level:?}: {what}");
+            let is_same = bytes(&cache) == old;
+            assert_eq!(is_same, reason.is_some(), "{low_level:?}: {what}");
+            if reason.is_none() {
+                let mut list = Command::new("/sbin/ldconfig");
+                let list = list.arg("-p").arg("-C").arg(&cache);
+                let listed = command::run(list).expect_success("ldconfig -p").stdout;
+                assert_eq!(listed.matches("libcuda.so.1 (").count(), 1, "{low_level:?}: {what}: {listed}");
+            }
+            let unfinished = cache.with_file_name("ld.so.cache~");
+            assert!(reason.is_some() || !unfinished.is_symlink(), "{low_level:?}: {what}");
+        }
+    });
+}
+
+/// The path, at which nothing is any more.
+fn absent(path: &Path) -> PathBuf {
+    fs::remove_file(path).expect("a file can be removed");
+    path.to_owned()
+}
+
+fn lead(target: &Path, from: &Path) {
+    symlink(target, from).expect("a link can be made");
+}
+
+fn put(path: &Path, bytes: &[u8]) {
+    fs::write(path, bytes).expect("a file can be written");
+}
+
+fn special(path: &Path, kind: SFlag) {
+    mknod(&absent(path), kind, Mode::S_IRWXU, makedev(1, 5)).expect("a node can be made");
 }
 
 #[test]
