@@ -407,7 +407,7 @@ fn a_volume_with_the_driver_gives_way_to_a_share_and_fits_a_whole_gpu() {
     let container = runtime.create(&whole).expect("a whole GPU has no limit");
     container.start();
     assert!(container.wait_stopped(SOON));
-    Report::parse(&container.stdout()).assert_size(80 * GIB);
+    Report::parse(&container.stdout()).assert_whole(80 * GIB);
 }
 
 /// A volume of the user covers the folder. A mount target made there would be an empty file on the host.

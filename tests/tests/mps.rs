@@ -12,7 +12,7 @@ use gpushare_tests::leases::{cli, leases, shares, sweep};
 use gpushare_tests::mps::{Cleared, daemons, install, left, serve};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{MODEL, SimulatedNode};
-use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS, UNUSABLE};
 use gpushare_tests::regions;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use gpushare_tests::service::Service;
@@ -301,10 +301,12 @@ fn every_mode_runs_at_once_on_one_node_and_sees_what_is_its_own() {
             "share" if at > of_instance => (5 * GIB, ALL / 8),
             "share" => (4 * GIB, ALL),
             "mps" => (4 * GIB, 53),
-            _ => (80 * GIB, ALL),
+            _ => (80 * GIB + UNUSABLE, ALL),
         };
         assert_eq!(told(container, "cuda_total"), total, "{mode}");
-        assert_eq!(told(container, "nvml_total"), total, "{mode}");
+        // NVML counts what the driver keeps of a whole GPU, too.
+        let nvml = told(container, "nvml_total");
+        assert!(if total > 80 * GIB { nvml > total } else { nvml == total }, "{mode}: {nvml}");
         assert_eq!(told(container, "multiprocessors"), cores, "{mode}");
     }
     for ((mode, bundle), lease) in bundles.iter().zip(shares(runtime.config())) {

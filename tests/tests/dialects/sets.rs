@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use gpushare_tests::probe::UNUSABLE;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -126,7 +127,10 @@ fn with_uuids(text: &str) -> String {
 pub fn seen(text: &str) -> Vec<String> {
     let report: Value = serde_json::from_str(text.trim()).unwrap_or_else(|error| panic!("{error}: {text}"));
     let list = |name: &str| report[name].as_array().cloned().unwrap_or_default();
-    let totals = list("device_totals").into_iter().map(|total| total.as_u64().unwrap() >> 20);
+    // Of whole GPUs NVML shows more than CUDA, and CUDA more than can be allocated.
+    let is_whole = report["nvml_total"].as_u64() > report["device_total"].as_u64();
+    let more = if is_whole { UNUSABLE } else { 0 };
+    let totals = list("device_totals").into_iter().map(|total| (total.as_u64().unwrap() - more) >> 20);
     let line = |(uuid, total): (&Value, u64)| format!("{} {total} MiB", uuid.as_str().unwrap());
     sorted(list("uuids").iter().zip(totals).map(line))
 }

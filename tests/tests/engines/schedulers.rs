@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use gpushare_tests::artifacts::Installed;
 use gpushare_tests::leases::leases;
 use gpushare_tests::node::SimulatedNode;
-use gpushare_tests::probe::UNUSABLE;
 use gpushare_tests::runtime::LowLevel;
 
 use crate::cri::Cri;
@@ -15,8 +14,6 @@ use crate::sets::{MINORS, Set, Sets, UUIDS, all, seen};
 
 /// Memory of each GPU in MiB.
 const TOTAL: u64 = 15360;
-/// What CUDA shows of a whole GPU, in MiB: also what no program can allocate.
-const WHOLE: u64 = TOTAL + (UNUSABLE >> 20);
 
 /// A node with its containerd, whose pods other systems have scheduled.
 pub struct Cluster {
@@ -63,8 +60,7 @@ impl Cluster {
         if set.passes {
             return Ok(());
         }
-        let of_whole = |seen: &String| seen.replace(&format!(" {WHOLE} MiB"), &format!(" {TOTAL} MiB"));
-        let seen: Vec<String> = self.seen("pod").iter().map(of_whole).collect();
+        let seen = self.seen("pod");
         if seen == set.visible() { Ok(()) } else { Err(format!("{seen:?} seen")) }
     }
 
