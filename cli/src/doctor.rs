@@ -313,7 +313,7 @@ fn device_nodes(config: &Config, node: &Node) -> Finding {
     let check = "device nodes";
     let remedy = "run `gpushare system nodes`, or nvidia-modprobe -c 0 -u";
     match system::wrong_nodes(config) {
-        Ok(wrong) if wrong.is_empty() => ok(check, "all that the driver wants"),
+        Ok(wrong) if wrong.is_empty() => ok(check, "all that containers need"),
         Ok(wrong) if node.nodes.uvm.is_some() => warning(check, format!("{}; {remedy}", wrong.join(", "))),
         Ok(wrong) => failure(check, format!("{}; CUDA needs nvidia-uvm: {remedy}", wrong.join(", "))),
         Err(error) => failure(check, one_line(error.as_ref())),
@@ -323,7 +323,7 @@ fn device_nodes(config: &Config, node: &Node) -> Finding {
 fn device_links(config: &Config) -> Finding {
     let check = "device links";
     match system::wrong_links(config) {
-        Ok(wrong) if wrong.is_empty() => ok(check, "every node has its link in /dev/char"),
+        Ok(wrong) if wrong.is_empty() => ok(check, "every node of a container has its link in /dev/char"),
         Ok(wrong) => {
             let why = "a systemd cgroup driver may drop their rules: run `gpushare system dev-char`";
             warning(check, format!("{}; {why}", wrong.join(", ")))

@@ -16,12 +16,12 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use gpushare_config::Config;
 use gpushare_inject::Limit;
-use gpushare_inventory::Roots;
+use gpushare_inventory::{DeviceFile, Roots};
 use gpushare_quota::StateFolder;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::{Output, answer, table};
+use crate::{Output, answer, node, table};
 
 /// What to look after.
 #[derive(Subcommand)]
@@ -124,14 +124,30 @@ fn turn(config: &Config) -> Result<File> {
     locked.with_context(|| format!("cannot lock {}", path.display()))
 }
 
-/// What is wrong with the device nodes under /dev, one short text each, for `gpushare doctor`.
+/// What is wrong with the device nodes under /dev, one short text each, for `gpushare doctor`. Nodes of MIG
+/// count only while MIG is on: until then nothing needs them.
 pub fn wrong_nodes(config: &Config) -> Result<Vec<String>> {
-    Ok(nodes::look(&config.roots)?.iter().map(|(item, _)| item).filter_map(wrong).collect())
+    let has_mig = has_mig(config);
+    let is_needed = |file: &Option<DeviceFile>| has_mig || file.as_ref().is_none_or(|file| !file.is_of_mig);
+    let nodes = nodes::look(&config.roots)?;
+    Ok(nodes.iter().filter(|(_, file)| is_needed(file)).filter_map(|(item, _)| wrong(item)).collect())
 }
 
-/// The links that are missing or wrong, for `gpushare doctor`.
+/// The links that are missing or wrong, for `gpushare doctor`. Of the folders below /dev, containers get
+/// nodes of `nvidia-caps` alone, and only while MIG is on.
 pub fn wrong_links(config: &Config) -> Result<Vec<String>> {
-    Ok(links::look(&config.roots)?.iter().map(|(item, _)| item).filter_map(wrong).collect())
+    let has_mig = has_mig(config);
+    let is_needed = |target: &Path| {
+        let folder = target.parent().unwrap_or(target);
+        folder == Path::new("..") || has_mig && folder.ends_with("nvidia-caps")
+    };
+    let links = links::look(&config.roots)?;
+    Ok(links.iter().filter(|(_, target)| is_needed(target)).filter_map(|(item, _)| wrong(item)).collect())
+}
+
+/// Whether a GPU of the node is in MIG mode, as far as /proc and the inventory's cache tell.
+fn has_mig(config: &Config) -> bool {
+    node::shown(config).is_ok_and(|node| node.has_mig())
 }
 
 fn wrong(item: &Item) -> Option<String> {

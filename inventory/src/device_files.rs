@@ -40,6 +40,8 @@ pub struct Unregistered {
 pub struct DeviceFile {
     /// Path, numbers, mode and owner that it should have.
     pub node: DeviceNode,
+    /// Whether it is a node of MIG, below `/dev/nvidia-caps`. Only a node in MIG mode needs those.
+    pub is_of_mig: bool,
     /// False if the driver was told not to manage its device files (`ModifyDeviceFiles: 0`). Whoever set that
     /// creates them.
     pub modify: bool,
@@ -60,8 +62,8 @@ pub enum FileState {
     Foreign,
 }
 
-/// Depth of the deepest file, `capabilities/gpuN/mig/giN/ciN/access`.
-const CAPABILITY_DEPTH: u32 = 6;
+/// Depth of the deepest file below a folder `mig`: `giN/ciN/access`.
+const CAPABILITY_DEPTH: u32 = 3;
 
 /// Owner and mode of device files, as the driver's files in `/proc` state them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,16 +125,16 @@ impl DeviceFiles {
             add("nvidia-uvm", *uvm, 0, rights);
             add("nvidia-uvm-tools", *uvm, 1, rights);
         }
-        let capabilities = capabilities(&nvidia.join("capabilities"), CAPABILITY_DEPTH)?;
+        let Capabilities { of_all, of_instances } = Capabilities::read(&nvidia.join("capabilities"))?;
         if let Some(major) = majors.get("nvidia-caps") {
-            for (minor, rights) in &capabilities {
+            for (minor, rights) in of_all.iter().chain(&of_instances) {
                 add(&format!("nvidia-caps/nvidia-cap{minor}"), *major, *minor, *rights);
             }
         }
         let wanted = [
             (Unregistered { name: "nvidia-uvm", module: "nvidia-uvm" }, true),
             // There is no module `nvidia-caps`: the driver's main module registers the device.
-            (Unregistered { name: "nvidia-caps", module: "nvidia" }, !capabilities.is_empty()),
+            (Unregistered { name: "nvidia-caps", module: "nvidia" }, !of_instances.is_empty()),
         ];
         let missing = wanted.into_iter().filter(|(device, used)| *used && !majors.contains_key(device.name));
         files.unregistered.extend(missing.map(|(device, _)| device));
@@ -163,7 +165,8 @@ impl DeviceFile {
         let Rights { mode, uid, gid, modify } = rights;
         let path = Path::new("/dev").join(name);
         let host_path = dev_root.join("dev").join(name);
-        Self { node: DeviceNode { path, host_path, major, minor, mode, uid, gid }, modify }
+        let is_of_mig = name.starts_with("nvidia-caps/");
+        Self { node: DeviceNode { path, host_path, major, minor, mode, uid, gid }, is_of_mig, modify }
     }
 
     /// What exists at the node's path now.
@@ -203,7 +206,28 @@ fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
     Ok(minors)
 }
 
-/// Minor and rights of every capability below `folder`. There are none without MIG.
+/// The capabilities of MIG, each as minor number and rights. The driver has others, such as that for the
+/// management of the fabric: no container needs one, and the service that does makes the node itself.
+struct Capabilities {
+    /// Those to configure and to watch MIG. The driver also shows them while MIG is off.
+    of_all: BTreeMap<u32, Rights>,
+    /// Those of instances.
+    of_instances: BTreeMap<u32, Rights>,
+}
+
+impl Capabilities {
+    /// Reads them from the driver's folder.
+    fn read(folder: &Path) -> Result<Self, NodeError> {
+        let of_all = capabilities(&folder.join("mig"), CAPABILITY_DEPTH)?;
+        let mut of_instances = BTreeMap::new();
+        for name in folder::names(folder).filter(|name| name.starts_with("gpu")) {
+            of_instances.extend(capabilities(&folder.join(name).join("mig"), CAPABILITY_DEPTH)?);
+        }
+        Ok(Self { of_all, of_instances })
+    }
+}
+
+/// Minor and rights of every capability below `folder`, at most `depth` folders deep.
 fn capabilities(folder: &Path, depth: u32) -> Result<BTreeMap<u32, Rights>, NodeError> {
     let mut found = BTreeMap::new();
     for entry in folder::entries(folder).filter(|_| depth > 0) {
@@ -286,11 +310,15 @@ mod tests {
     #[test]
     fn a_module_that_is_not_loaded_is_named_and_a_longer_name_is_another() {
         let devices = "Character devices:\n195 nvidia\n195 nvidiactl\n508 nvidia-uvm-x\n507 nvidia-caps-imex-channels\n";
-        let capability =
-            ("driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\n");
-        let (nodes, missing) = wanted(&[("devices", devices), capability]);
-        assert_eq!(nodes.len(), 3, "{nodes:?}");
-        assert_eq!(missing, ["nvidia-uvm", "nvidia-caps"]);
+        let capability = |name| (name, "DeviceFileMinor: 1\nDeviceFileMode: 256\n");
+        let config = capability("driver/nvidia/capabilities/mig/config");
+        let instance = capability("driver/nvidia/capabilities/gpu1/mig/gi1/access");
+        for (capability, want) in [(config, &["nvidia-uvm"][..]), (instance, &["nvidia-uvm", "nvidia-caps"])]
+        {
+            let (nodes, missing) = wanted(&[("devices", devices), capability]);
+            assert_eq!(nodes.len(), 3, "{nodes:?}");
+            assert_eq!(missing, want, "{}", capability.0);
+        }
     }
 
     #[test]
@@ -308,7 +336,8 @@ mod tests {
                 "driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access",
                 "DeviceFileMinor: 31\nDeviceFileMode: 292\n",
             ),
-            ("driver/nvidia/capabilities/other", "no number\n"),
+            ("driver/nvidia/capabilities/mig/other", "no number\n"),
+            ("driver/nvidia/capabilities/fabric-imex-mgmt", "DeviceFileMinor: 4323\nDeviceFileMode: 256\n"),
         ]);
         assert_eq!(missing, [""; 0]);
         let cap = |minor, mode| (format!("/dev/nvidia-caps/nvidia-cap{minor}"), 237, minor, mode, 0);

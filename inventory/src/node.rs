@@ -177,6 +177,11 @@ impl Node {
         totals::capacity(total, reserved, self.roots.unusable_memory)
     }
 
+    /// Whether a GPU is in MIG mode: NVML said so, or `/proc` shows an instance.
+    pub fn has_mig(&self) -> bool {
+        !self.divided.is_empty() || self.layouts.values().any(|instances| !instances.is_empty())
+    }
+
     /// The MIG instances that `/proc` shows on `gpu`, for [`GpuTotals::shown`](crate::GpuTotals::shown).
     pub fn instances_shown(&self, gpu: &Gpu) -> Vec<(u32, u32)> {
         let layouts = self.layouts.get(&gpu.uuid).into_iter().flatten();

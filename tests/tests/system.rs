@@ -281,3 +281,49 @@ fn the_doctor_names_missing_nodes_and_links_with_the_remedy() {
         assert!(finding(check).starts_with("ok"), "{}", finding(check));
     }
 }
+
+#[test]
+#[ignore = "needs root: makes device nodes"]
+fn nodes_of_mig_are_asked_for_only_while_mig_is_on_and_those_of_the_fabric_never() {
+    if !met(&[Need::Root]) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let write = |path: &Path, text: &str| {
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder can be made");
+        fs::write(path, text).expect("a file can be written");
+    };
+    let devices = node.root().join("proc/devices");
+    let text = fs::read_to_string(&devices).expect("the list of devices can be read");
+    write(&devices, &text.replace("511 nvidia-uvm", "511 nvidia-uvm\n241 nvidia-caps"));
+    // As a driver of an H200 shows it with MIG off.
+    let capability = |name: &str, minor: u32| {
+        let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n");
+        write(&node.proc_driver().join("capabilities").join(name), &text);
+    };
+    for (name, minor) in [("mig/config", 1), ("mig/monitor", 2), ("fabric-imex-mgmt", 4323)] {
+        capability(name, minor);
+    }
+    let finding = |check: &str| {
+        let outcome = cli(node.config(), &["doctor"]);
+        let line = outcome.stdout.lines().find(|line| line.contains(check)).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("no {check} in {}", outcome.stdout))
+    };
+    let nodes = finding("device nodes");
+    assert!(nodes.starts_with("ok"), "{nodes}");
+    let made = cli(node.config(), &["system", "nodes"]).expect_success("gpushare system nodes").stdout;
+    assert!(made.contains("nvidia-cap1") && !made.contains("nvidia-cap4323"), "{made}");
+    assert!(!node.root().join("dev/nvidia-caps/nvidia-cap4323").exists());
+    let links = finding("device links");
+    assert!(links.contains("195:0 is missing") && !links.contains("241:"), "{links}");
+
+    capability("gpu0/mig/gi1/access", 12);
+    let nodes = finding("device nodes");
+    assert!(nodes.starts_with("warning") && nodes.contains("nvidia-cap12 is missing"), "{nodes}");
+    capability("gpu0/mig/gi1/ci0/access", 13);
+    let _ = cli(node.config(), &["system", "nodes"]).expect_success("gpushare system nodes");
+    let nodes = finding("device nodes");
+    assert!(nodes.starts_with("ok"), "{nodes}");
+    let links = finding("device links");
+    assert!(links.contains("241:12 is missing"), "{links}");
+}
