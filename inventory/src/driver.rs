@@ -40,6 +40,9 @@ pub struct DriverFile {
     pub container_path: PathBuf,
     /// Path of the real file on this host, links followed.
     pub host_path: PathBuf,
+    /// Absolute path of a program's ELF interpreter, which the container must have, too. `None` for a data
+    /// file, a static program, and a file that cannot be read now.
+    pub interpreter: Option<PathBuf>,
 }
 
 /// Names of the driver's files that containers do not get; one with `*` at its end stands for all that begin so.
@@ -134,7 +137,8 @@ impl Driver {
         let mut mixed = None;
         for folder in search::library_folders(roots, &root) {
             let names = STEMS.map(|stem| folder.join(format!("{stem}.so.{version}")));
-            let mut present = (0..).zip(&names).filter_map(|(at, name)| Some((at, library(&root, name)?)));
+            let mut present =
+                (0..).zip(&names).filter_map(|(at, name)| Some((at, for_this_machine(&root, name)?)));
             let Some((which, file)) = present.next() else {
                 note_other_versions(&folder, &mut others);
                 continue;
@@ -228,16 +232,13 @@ impl Driver {
         left_out: LeftOut<'_>,
     ) -> Result<Vec<DriverFile>, DriverError> {
         let mut found: Vec<DriverFile> = Vec::new();
-        let libraries = self.libraries();
-        let folders = search::program_folders(self.root.path(), libraries);
+        let folders = search::program_folders(&self.root, &self.folders);
         for capability in capabilities.iter() {
             for name in sets::programs(capability, extent) {
-                let host_path = folders.iter().find_map(|folder| self.root.file(&folder.join(name)));
-                let container_path = Path::new("/usr/bin").join(name);
-                found.extend(host_path.map(|host_path| DriverFile { container_path, host_path }));
+                found.extend(folders.iter().find_map(|folder| self.program(&folder.join(name))));
             }
             for name in sets::data(capability, extent) {
-                found.extend(self.data(name, libraries));
+                found.extend(self.data(name));
             }
         }
         let name = |file: &DriverFile| {
@@ -257,22 +258,29 @@ impl Driver {
     pub fn sources(&self) -> Vec<PathBuf> {
         let root = self.root.real().unwrap_or(self.root.path());
         let data = DATA_PLACES.map(|(place, _)| root.join(place));
-        let programs = search::program_folders(self.root.path(), self.libraries());
+        let programs = search::program_folders(&self.root, &self.folders);
         self.folders.iter().cloned().chain(programs).chain(data).collect()
     }
 
-    /// The folder with libcuda or libnvidia-ml.
-    fn libraries(&self) -> &Path {
-        self.folders.first().map_or(Path::new("/"), PathBuf::as_path)
+    /// The program at `path`. A script is none: what it runs is not in the container.
+    fn program(&self, path: &Path) -> Option<DriverFile> {
+        let host_path = for_this_machine(&self.root, path)?;
+        let interpreter = open_now(&host_path).and_then(|file| elf::interpreter(&file)).ok().flatten();
+        Some(DriverFile {
+            container_path: Path::new("/usr/bin").join(path.file_name()?),
+            host_path,
+            interpreter,
+        })
     }
 
     /// A data file below `/etc` or `/usr/share`, or one that Debian keeps next to the libraries.
-    fn data(&self, name: &str, libraries: &Path) -> Option<DriverFile> {
+    fn data(&self, name: &str) -> Option<DriverFile> {
         let places = DATA_PLACES.map(|(place, folder)| (self.root.path().join(place).join(name), folder));
+        let libraries = self.folders.first().map_or(Path::new("/"), PathBuf::as_path);
         let beside = (libraries.join(Path::new(name).file_name()?), "/usr/share");
         places.into_iter().chain([beside]).find_map(|(path, folder)| {
             let container_path = Path::new(folder).join(name);
-            Some(DriverFile { container_path, host_path: self.root.file(&path)? })
+            Some(DriverFile { container_path, host_path: self.root.file(&path)?, interpreter: None })
         })
     }
 
@@ -302,13 +310,14 @@ impl Driver {
     }
 
     fn find(&self, name: &str) -> Option<PathBuf> {
-        self.folders.iter().find_map(|folder| library(&self.root, &folder.join(name)))
+        self.folders.iter().find_map(|folder| for_this_machine(&self.root, &folder.join(name)))
     }
 }
 
-/// The real file of the library at `path` if it is for this machine; 32-bit builds have the same names. A
-/// file on which a container holds a file lease cannot be read without waiting, so its name alone decides.
-fn library(root: &Root, path: &Path) -> Option<PathBuf> {
+/// The real file of the library or program at `path` if it is an ELF file for this machine: 32-bit builds and
+/// scripts have the same names. A file on which a container holds a file lease cannot be read without
+/// waiting, so its name alone decides.
+fn for_this_machine(root: &Root, path: &Path) -> Option<PathBuf> {
     let file = root.file(path)?;
     let mut header = [0; elf::HEADER_BYTES];
     match open_now(&file).and_then(|mut file| file.read_exact(&mut header)) {

@@ -5,6 +5,8 @@
 //! in it only the intercepted names. It finds all others in the driver itself, at the driver's own address,
 //! or not at all.
 
+mod interpreter;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -15,6 +17,8 @@ use object::elf::{
 use object::pod::{bytes_of, bytes_of_slice, from_bytes_mut};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym, SymbolTable};
 use object::{LittleEndian, U16, U32, U64};
+
+pub use interpreter::interpreter;
 
 const LE: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;

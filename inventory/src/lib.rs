@@ -17,6 +17,8 @@ mod fault;
 mod file_lease;
 mod folder;
 mod gpu;
+#[cfg(test)]
+mod h200;
 mod memory;
 mod mig;
 mod node;

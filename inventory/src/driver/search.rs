@@ -66,13 +66,32 @@ fn variants(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Folders to search for programs if the libraries are in `libraries`.
-pub(super) fn program_folders(root: &Path, libraries: &Path) -> Vec<PathBuf> {
-    let variant = libraries.file_name().filter(|_| {
-        libraries.parent().is_some_and(|folder| folder.ends_with(Path::new(TRIPLET).join("nvidia")))
+/// Folders to search for programs if the libraries are in `libraries`: first those that belong to these
+/// libraries, then those of known systems.
+pub(super) fn program_folders(root: &Root, libraries: &[PathBuf]) -> Vec<PathBuf> {
+    let variant = libraries.first().filter(|folder| {
+        folder.parent().is_some_and(|folder| folder.ends_with(Path::new(TRIPLET).join("nvidia")))
     });
-    let own = variant.map(|variant| root.join("usr/lib/nvidia").join(variant));
-    own.into_iter().chain(PROGRAM_FOLDERS.iter().map(|folder| root.join(folder))).collect()
+    let own = variant.and_then(|variant| Some(root.path().join("usr/lib/nvidia").join(variant.file_name()?)));
+    let beside = libraries.iter().filter_map(|folder| beside(root, folder));
+    let known = PROGRAM_FOLDERS.iter().map(|folder| root.path().join(folder));
+    let mut folders = Vec::new();
+    for folder in own.into_iter().chain(beside).chain(known) {
+        if !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    folders
+}
+
+/// The folder `bin` of the prefix in which libraries lie: `usr/local/nvidia/bin` for
+/// `usr/local/nvidia/lib64`, and `usr/bin` for `usr/lib/x86_64-linux-gnu`.
+fn beside(root: &Root, libraries: &Path) -> Option<PathBuf> {
+    let of_real = || libraries.strip_prefix(root.real()?).ok();
+    let below = libraries.strip_prefix(root.path()).ok().or_else(of_real)?;
+    let is_lib =
+        |folder: &&Path| folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"lib"));
+    Some(root.path().join(below.ancestors().find(is_lib)?.with_file_name("bin")))
 }
 
 /// The folders in an ld.so.conf, `include` lines followed. Only the form `FOLDER/*.conf` is supported; no
