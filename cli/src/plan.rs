@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, DriverLimiter, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder,
-    admit, admit_mode, beside_sick, clear, look_up_allocation, look_up_claim, pod_of, refuse_previous_plan,
-    take_out_driver, too_little,
+    admit, admit_mode, beside_sick, clear, look_up_allocation, look_up_claim, missing_interpreters, pod_of,
+    refuse_previous_plan, take_out_driver, too_little,
 };
 use gpushare_inventory::{DeviceMemory, Node};
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
@@ -119,6 +119,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let plan = of(&request, &lease, &node, &programs, &image)?;
     request.notes.extend(plan.loader_cache.note());
     root.check(plan.targets())?;
+    request.notes.extend(missing_interpreters(&plan, &root));
     plan.edit(&mut json.clone()).context("config.json cannot be changed")?;
     if as_json {
         let asked = keys(&request).into_iter().map(|(key, value)| (key.to_owned(), value));

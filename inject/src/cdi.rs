@@ -281,6 +281,7 @@ mod tests {
             denies_user_namespaces: false,
             limiter: None,
             loader_cache: CacheChange::None,
+            interpreters: Vec::new(),
             folders: BTreeSet::new(),
             outside: OutsidePlan::default(),
         }

@@ -27,6 +27,7 @@ use crate::ending;
 use crate::give_back::{Undo, forget_swept};
 use crate::host_files::{HostFileError, HostFiles};
 use crate::image::{Image, ImageError, RootFolder};
+use crate::interpreter::missing_interpreters;
 use crate::loader;
 use crate::message::{one_line, out_of_service};
 use crate::mps::{self, MpsError};
@@ -201,6 +202,9 @@ pub fn grant<T, E: From<GrantError>>(
     let region = Region::of(facts.state.path(), reservation.lease().id);
     let change = plan.loader_cache.apply(&facts.root, &region, &requester.key.container);
     change.map_err(GrantError::from)?;
+    for note in missing_interpreters(&plan, &facts.root) {
+        tracing::warn!(container = %requester.key.container, note, "image");
+    }
     let done = apply(&plan, reservation, requester.json)?;
     undo.keep();
     Ok(done)

@@ -209,6 +209,16 @@ impl RootFolder {
         }
         Ok(())
     }
+
+    /// Whether the container will have no file at `path`: the image has none, and no mount of the bundle
+    /// could bring it.
+    pub(crate) fn lacks(&self, path: &Path) -> bool {
+        let Self { root, volumes } = self;
+        match seen(root, path) {
+            Some((SFlag::S_IFREG, _)) => false,
+            _ => !volumes.reach(path, &led(root, path)),
+        }
+    }
 }
 
 /// Where `path` leads once links are followed, or `path` itself if that is nowhere.
@@ -243,6 +253,13 @@ impl Volumes {
         let by_name = target.ancestors().skip(1).find_map(named).map(|(written, _)| written);
         let by_place = || resolved.ancestors().skip(1).find_map(|folder| self.written.get(folder));
         by_name.or_else(by_place).map(PathBuf::as_path)
+    }
+
+    /// Whether something of the bundle is mounted at or over `path`, which resolves to `resolved`.
+    fn reach(&self, path: &Path, resolved: &Path) -> bool {
+        path.ancestors().any(|folder| self.places.contains_key(folder))
+            || resolved.ancestors().any(|folder| self.written.contains_key(folder))
+            || self.on_tmpfs(resolved)
     }
 
     /// Whether a target is made in a file system of the container's own.
@@ -529,6 +546,30 @@ mod tests {
         let root = image(&["usr"]);
         symlink("/usr/lib/x86_64-linux-gnu", root.path().join("usr/lib64")).unwrap();
         assert_eq!(folder(root.path()), Path::new("/usr/lib"), "a link to nowhere is no folder");
+    }
+
+    #[test]
+    fn a_file_is_lacking_where_neither_image_nor_mount_has_it() {
+        let root = image(&["usr/lib64", "opt/libc"]);
+        symlink("usr/lib64", root.path().join("lib64")).unwrap();
+        fs::write(root.path().join("usr/lib64/ld.so"), "").unwrap();
+        symlink("/data/ld.so", root.path().join("opt/libc/ld.so")).unwrap();
+        let volume =
+            |target: &str| json!({"mounts": [{"destination": target, "type": "bind", "source": "/x"}]});
+        for (path, json, want) in [
+            ("/lib64/ld.so", json!({}), false),
+            ("/lib64", json!({}), true),
+            ("/opt/libc/ld.so", json!({}), true),
+            ("/opt/libc/ld.so", volume("/data"), false),
+            ("/opt/nv/ld.so", json!({}), true),
+            ("/opt/nv/ld.so", volume("/opt/nv"), false),
+            ("/opt/nv/ld.so", volume("/opt/nv/ld.so"), false),
+            ("/opt/nv/ld.so", volume("/opt/other"), true),
+            ("/opt/nv/ld.so", json!({"mounts": [{"destination": "/opt", "type": "tmpfs"}]}), false),
+        ] {
+            let lacks = RootFolder::open(root.path(), &json).unwrap().lacks(Path::new(path));
+            assert_eq!(lacks, want, "{path} with {json}");
+        }
     }
 
     #[test]

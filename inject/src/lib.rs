@@ -23,6 +23,7 @@ mod give_back;
 mod grant;
 mod host_files;
 mod image;
+mod interpreter;
 mod json;
 mod live;
 mod loader;
@@ -65,6 +66,7 @@ pub use grant::{
 };
 pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same_file};
 pub use image::{CacheFile, Image, ImageError, RootFolder};
+pub use interpreter::missing_interpreters;
 pub use live::{Applied, Live, LiveError, run_child};
 pub use loader_cache::{LoaderCacheError, with_libraries};
 pub use message::{REFUSAL, one_line, out_of_service};

@@ -60,6 +60,10 @@ pub struct Plan {
     /// Minor numbers of the nodes of MIG instances that were handed to it then.
     #[serde(skip)]
     pub handed_capabilities: BTreeSet<u64>,
+    /// The driver's programs that need an ELF interpreter: path of each in the container, and that of its
+    /// interpreter, which the image must have.
+    #[serde(skip)]
+    pub interpreters: Vec<(PathBuf, PathBuf)>,
     /// Targets in `mounts` that are folders; all others are files.
     #[serde(skip)]
     pub folders: BTreeSet<PathBuf>,
@@ -148,6 +152,7 @@ impl Plan {
             kept: request.kept(),
             handed: request.handed.iter().map(|minor| u64::from(*minor)).collect(),
             handed_capabilities: request.handed_capabilities.iter().map(|minor| u64::from(*minor)).collect(),
+            interpreters: interpreters(files),
             folders: folders.collect(),
             outside: OutsidePlan::of(lease, parts),
         })
@@ -269,6 +274,13 @@ fn listed(image: &Image, files: &HostFiles) -> Vec<PathBuf> {
     let names = both.chain(files.companions.iter().flat_map(|library| library.names.clone()));
     let is_listed = |name: &String| name.starts_with("lib") && !name.contains('/');
     names.filter(is_listed).map(|name| image.library_folder.join(name)).collect()
+}
+
+/// The driver's programs with their ELF interpreters.
+fn interpreters(files: &HostFiles) -> Vec<(PathBuf, PathBuf)> {
+    let programs = files.driver_files.iter();
+    let needed = programs.filter_map(|file| Some((file.container_path.clone(), file.interpreter.clone()?)));
+    needed.collect()
 }
 
 /// Mounts `file` over each copy of the library in the image, wherever the loader may find it first.

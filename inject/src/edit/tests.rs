@@ -57,6 +57,7 @@ fn plan() -> Plan {
         denies_user_namespaces: false,
         limiter: None,
         loader_cache: CacheChange::None,
+        interpreters: Vec::new(),
         folders: BTreeSet::new(),
         outside: OutsidePlan::default(),
     }

@@ -210,6 +210,7 @@ fn the_drivers_further_files_and_the_administrators_mounts_follow() {
     parts.files.driver_files = vec![DriverFile {
         container_path: "/usr/bin/nvidia-smi".into(),
         host_path: "/host/nvidia-smi".into(),
+        interpreter: Some("/lib64/ld-linux-x86-64.so.2".into()),
     }];
     let extra = |name: &str| ExtraMount {
         source: format!("/srv/{name}").into(),
@@ -227,6 +228,7 @@ fn the_drivers_further_files_and_the_administrators_mounts_follow() {
         ]
     );
     let plan = parts.plan(&share()).unwrap();
+    assert_eq!(plan.interpreters, [("/usr/bin/nvidia-smi".into(), "/lib64/ld-linux-x86-64.so.2".into())]);
     let folders: Vec<&Path> =
         plan.targets().filter(|(_, is_folder)| *is_folder).map(|(path, _)| path).collect();
     assert_eq!(folders, [Path::new("/data/models")]);
