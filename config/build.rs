@@ -13,24 +13,31 @@ const SHIPPED: &str = "gpushare.toml";
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={SHIPPED}");
     let sections: Table = toml::from_str(&fs::read_to_string(SHIPPED)?)?;
-    let code: Vec<String> = sections.iter().map(|(name, section)| default(name, section)).collect();
+    let code: Vec<String> =
+        sections.iter().map(|(name, section)| default(&capitalised(name), section)).collect();
     let folder = env::var_os("OUT_DIR").ok_or("cargo names no folder")?;
     fs::write(Path::new(&folder).join("shipped.rs"), code.join("\n"))?;
     Ok(())
 }
 
-fn default(section: &str, keys: &Value) -> String {
+/// The `Default` of the section `name`, which is in capitals, and of the sections in it: that of
+/// `[dialects.mps]` is for `DialectsMpsSection`.
+fn default(name: &str, keys: &Value) -> String {
     let keys = || keys.as_table().into_iter().flatten();
     let fields: String = keys().map(|(key, value)| format!("{key}: {},\n", literal(value))).collect();
+    let inner = keys().filter(|(_, value)| value.is_table());
     let inner: String =
-        keys().filter(|(_, value)| value.is_table()).map(|(key, value)| default(key, value)).collect();
-    let (first, rest) = section.split_at(1);
-    let name = format!("{}{rest}Section", first.to_uppercase());
+        inner.map(|(key, value)| default(&format!("{name}{}", capitalised(key)), value)).collect();
     // The lint would complain about a section whose values are all empty.
     let allow = "#[allow(clippy::derivable_impls)]";
     format!(
-        "{inner}{allow}\nimpl Default for {name} {{\nfn default() -> Self {{\nSelf {{\n{fields}}}\n}}\n}}\n"
+        "{inner}{allow}\nimpl Default for {name}Section {{\nfn default() -> Self {{\nSelf {{\n{fields}}}\n}}\n}}\n"
     )
+}
+
+fn capitalised(word: &str) -> String {
+    let (first, rest) = word.split_at(1);
+    format!("{}{rest}", first.to_uppercase())
 }
 
 fn literal(value: &Value) -> String {

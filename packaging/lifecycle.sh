@@ -46,7 +46,7 @@ may_go() {
     [ -z "${GPUSHARE_CONFIG-}" ] || (unset GPUSHARE_CONFIG && unheld "$1") || exit 1
     # MPS gives GPUs back a moment after the last share, if it is served.
     ! ls /run/gpushare/mps/*/compute-mode >/dev/null 2>&1 ||
-        refuse "GPUs are still in MPS' compute mode: keep \`gpushare mps serve\` running for a moment, or $forced"
+        refuse "MPS still has GPUs: keep \`gpushare mps serve\` running for a moment, or $forced"
     [ ! -x "$1/bin/gpushare" ] || unnamed "$1/bin/gpushare" "$1/bin" '' ", or $forced"
     # One without a share needs the runtime to be stopped, too.
     user=$(container_of "$1/bin/gpushare-" '')

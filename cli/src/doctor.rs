@@ -412,7 +412,14 @@ fn mps(state: &Path) -> Vec<Finding> {
     let mut findings: Vec<Finding> = failures.collect();
     let running = folders.iter().filter(|folder| folder.daemon().is_some()).count();
     match is_served(state) {
-        true if findings.is_empty() => findings.push(ok(check, format!("is served; it runs on {running} GPU(s)"))),
+        true if findings.is_empty() => {
+            let unchanged = folders.iter().filter(|folder| folder.keeps_compute_mode()).count();
+            let unchanged = match unchanged {
+                0 => String::new(),
+                _ => format!("; {unchanged} of them keep their compute mode (mps.compute_mode)"),
+            };
+            findings.push(ok(check, format!("is served; it runs on {running} GPU(s){unchanged}")));
+        }
         false if !folders.is_empty() => findings.push(warning(
             check,
             format!(

@@ -20,7 +20,8 @@ use crate::error::{ConfigError, value};
 use crate::locate::is_ours;
 use crate::log::{FORMATS, LEVELS};
 use crate::request::{
-    AliyunSection, DialectsSection, HamiSection, MpsSection, RequestSection, SlurmSection, policy, size,
+    DialectsAliyunSection, DialectsHamiSection, DialectsMpsSection, DialectsSection, DialectsSlurmSection,
+    RequestSection, policy, size,
 };
 use crate::word::checked;
 use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, Rule, Rules, SHIPPED};
@@ -32,6 +33,8 @@ const USER_NAMESPACES: [(&str, bool); 2] = [("allow", false), ("deny", true)];
 /// Whether the driver limits containers, too.
 const DRIVER_LIMITS: [(&str, DriverLimits); 3] =
     [("off", DriverLimits::Off), ("auto", DriverLimits::Auto), ("require", DriverLimits::Required)];
+/// Whether MPS has a card for its server alone.
+const MPS_COMPUTE_MODE: [(&str, bool); 2] = [("exclusive", true), ("unchanged", false)];
 /// Whether a rule ends containers.
 const ON_RULE: [(&str, bool); 2] = [("report", false), ("end", true)];
 /// Whether containers end others of lower priority.
@@ -51,6 +54,7 @@ pub(crate) struct File {
     quota: QuotaSection,
     rules: RulesSection,
     inject: InjectSection,
+    mps: MpsSection,
     cdi: CdiSection,
     kubernetes: KubernetesSection,
     meter: MeterSection,
@@ -115,6 +119,12 @@ struct InjectSection {
     driver_limit: String,
     mounts: Vec<MountEntry>,
     leave_out: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct MpsSection {
+    compute_mode: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -323,6 +333,7 @@ impl File {
             )?,
             driver_limits: checked("inject.driver_limit", &self.inject.driver_limit, &DRIVER_LIMITS)?,
             left_out: left_out(self.inject.leave_out)?,
+            mps_is_exclusive: checked("mps.compute_mode", &self.mps.compute_mode, &MPS_COMPUTE_MODE)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
             cdi_folders: all_absolute("cdi.spec_dirs", self.cdi.spec_dirs)?,
             cdi_shares: self.cdi.shares.into_iter().map(share_name).collect::<Result<_, _>>()?,

@@ -52,6 +52,9 @@ pub struct Config {
     pub denies_user_namespaces: bool,
     /// Whether the driver limits containers with a share, too.
     pub driver_limits: DriverLimits,
+    /// Whether `gpushare mps serve` sets a card's compute mode while MPS has it, so that the driver refuses
+    /// every process beside MPS' server. Otherwise it leaves the mode alone.
+    pub mps_is_exclusive: bool,
     /// Absolute paths of folders with CDI files; later folders count first. They are read for CDI names that
     /// tell no GPU.
     pub cdi_folders: Vec<PathBuf>,

@@ -53,34 +53,34 @@ pub(crate) struct RequestSection {
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DialectsSection {
-    pub aliyun: AliyunSection,
-    pub hami: HamiSection,
-    pub mps: MpsSection,
-    pub slurm: SlurmSection,
+    pub aliyun: DialectsAliyunSection,
+    pub hami: DialectsHamiSection,
+    pub mps: DialectsMpsSection,
+    pub slurm: DialectsSlurmSection,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct AliyunSection {
+pub(crate) struct DialectsAliyunSection {
     pub index: String,
     pub unit: String,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct HamiSection {
+pub(crate) struct DialectsHamiSection {
     pub zero: String,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct MpsSection {
+pub(crate) struct DialectsMpsSection {
     pub mode: String,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct SlurmSection {
+pub(crate) struct DialectsSlurmSection {
     pub shards_per_gpu: u32,
     pub mps_memory: String,
 }

@@ -101,8 +101,7 @@ pub enum MpsError {
     },
     /// MPS has not given a GPU back that is granted in another mode.
     #[error(
-        "{gpu} is still in MPS' compute mode after {} seconds; see `gpushare doctor`, and keep `gpushare mps serve` running, which \
-         gives it back",
+        "MPS still has {gpu} after {} seconds; see `gpushare doctor`, and keep `gpushare mps serve` running, which gives it back",
         WAIT.as_secs()
     )]
     NotGivenBack {
@@ -201,9 +200,18 @@ impl MpsFolder {
         self.folder.join("error")
     }
 
-    /// The GPU's compute mode as it was before.
+    /// The GPU's compute mode as it was before, or [`UNCHANGED`](Self::UNCHANGED). The file exists as long as
+    /// MPS has the GPU, whichever of the two it says.
     pub fn compute_mode(&self) -> PathBuf {
         self.folder.join("compute-mode")
+    }
+
+    /// Stands in that file where MPS has left the GPU's compute mode alone.
+    pub const UNCHANGED: &str = "UNCHANGED";
+
+    /// Whether MPS has the GPU and has left its compute mode alone, so that other processes may use it, too.
+    pub fn keeps_compute_mode(&self) -> bool {
+        fs::read_to_string(self.compute_mode()).is_ok_and(|word| word == Self::UNCHANGED)
     }
 
     /// A file for each lease and user whose containers hold it, named `LEASE-USER`. The folder is locked by
@@ -359,16 +367,16 @@ pub(crate) fn join(json: &Value, state: &StateFolder, store: &Store, lease: &Lea
     Ok(())
 }
 
-/// Waits until MPS has left the GPUs of a lease in another mode: its server may live a moment longer than its
-/// last lease, and lets nobody else have a context.
+/// Waits until MPS has left the GPUs of a lease in another mode. Its server may live a moment longer than its
+/// last lease: it holds memory and, where the compute mode was set, lets no other process have a context.
 ///
 /// # Errors
 /// When it has not in 10 seconds.
 pub(crate) fn await_end(state: &StateFolder, lease: &Lease) -> Result<(), MpsError> {
     let since = Instant::now();
     for grant in &lease.grants {
-        let mode = MpsFolder::of(state.path(), grant.gpu).compute_mode();
-        while mode.exists() {
+        let taken = MpsFolder::of(state.path(), grant.gpu).compute_mode();
+        while taken.exists() {
             if since.elapsed() > WAIT {
                 return Err(MpsError::NotGivenBack { gpu: grant.gpu });
             }

@@ -46,9 +46,18 @@ impl Service {
     /// When it cannot be started.
     #[must_use]
     pub fn spawn(arguments: &[&str], config: &Path) -> Self {
+        Self::spawn_with(arguments, config, &[])
+    }
+
+    /// As [`Service::spawn`], with these variables in its environment.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn spawn_with(arguments: &[&str], config: &Path, variables: &[(&str, &str)]) -> Self {
         let scratch = Scratch::new("service");
         let mut command = Command::new(artifacts::cli());
-        command.args(arguments).env("GPUSHARE_CONFIG", config);
+        command.args(arguments).env("GPUSHARE_CONFIG", config).envs(variables.iter().copied());
         let child = command::spawn(&mut command, scratch.path());
         Self { scratch, child }
     }

@@ -1,13 +1,15 @@
 //! Containers that share a GPU by NVIDIA's Multi-Process Service: its own control daemon runs, and stands for
 //! the server, which needs a GPU.
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpushare_simulator::state::State;
 use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::command::eventually;
+use gpushare_tests::command::{self, eventually};
 use gpushare_tests::leases::{cli, leases, shares, sweep};
 use gpushare_tests::mps::{Cleared, daemons, install, left, serve};
 use gpushare_tests::needs::{Need, met};
@@ -180,6 +182,136 @@ fn containers_run_at_once_within_their_memory_and_their_part_of_the_threads() {
     );
     assert_eq!(daemons(&node), Vec::<i32>::new(), "{running:?}");
     assert_eq!(leases(runtime.config()), []);
+}
+
+/// Sets the GPU's compute mode as an administrator would, by NVML's number.
+fn set_compute_mode(node: &SimulatedNode, mode: u32) {
+    let state = State::open(&node.shared()).expect("the node's state can be mapped");
+    state.gpus()[0].compute_mode.store(mode, Ordering::Relaxed);
+}
+
+fn compute_mode(node: &SimulatedNode) -> u32 {
+    let state = State::open(&node.shared()).expect("the node's state can be mapped");
+    state.gpus()[0].compute_mode.load(Ordering::Relaxed)
+}
+
+/// Whether a process of the host gets memory on the node's GPU, without MPS.
+fn is_open_to_others(node: &SimulatedNode) -> bool {
+    let mut probe = Command::new(artifacts::simulator());
+    probe.args(["probe", "--json", "--allocate", "1GiB"]);
+    probe.env("GPUSHARE_SIMULATOR", node.shared()).env("LD_LIBRARY_PATH", node.libraries());
+    let told = command::run(&mut probe);
+    told.success() && Report::parse(&told.stdout).allocations() == [SUCCESS]
+}
+
+/// Settings of a node on which MPS leaves the compute mode alone.
+fn unchanged(node: &SimulatedNode) -> PathBuf {
+    let settings = format!("{}\n[mps]\ncompute_mode = \"unchanged\"\n", LowLevel::Runc.settings());
+    node.config_with("unchanged", &settings)
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn with_unchanged_the_compute_mode_is_never_set_and_others_come_in() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = node();
+    let runtime = Runtime::with_config(LowLevel::Runc, &unchanged(&node));
+    let _cleared = Cleared(&node);
+    // Any call that sets a mode fails, so MPS would not start.
+    let serving = Service::spawn_with(
+        &["mps", "serve"],
+        runtime.config(),
+        &[(
+            "GPUSHARE_SIMULATOR_FAIL",
+            &(1..=9).map(|call| format!("nvmlDeviceSetComputeMode:{call}:4")).collect::<Vec<_>>().join(","),
+        )],
+    );
+    let bundles = [by_mps("20GiB", "30"), by_mps("10GiB", "50")];
+    let share = Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB");
+    // What the administrator has set stays: DEFAULT, and EXCLUSIVE_PROCESS.
+    for mode in [0, 3] {
+        set_compute_mode(&node, mode);
+        assert!(eventually(SOON, || serving.log().contains("MPS is served")), "{}", serving.log());
+        let containers = bundles.each_ref().map(|bundle| runtime.run(bundle));
+        assert_eq!(daemons(&node).len(), 1, "one daemon for both");
+        for (container, memory, cores) in [(&containers[0], 20, 40), (&containers[1], 10, 66)] {
+            assert_eq!(told(container, "cuda_total"), memory * GIB, "mode {mode}");
+            assert_eq!(told(container, "multiprocessors"), cores, "mode {mode}");
+        }
+        let shown = cli(runtime.config(), &["doctor"]).stdout;
+        assert!(shown.contains("1 of them keep their compute mode"), "{shown}");
+        let line = runtime.create(&share).expect_err("MPS has the card").line();
+        assert!(line.contains("is held in mode mps"), "{line}");
+        assert_eq!(compute_mode(&node), mode);
+        if mode == 0 {
+            assert!(is_open_to_others(&node), "nothing keeps a process of the host away");
+        }
+        // A daemon that is started anew takes no mode either.
+        let daemon = daemons(&node)[0];
+        kill(Pid::from_raw(daemon), Signal::SIGKILL).expect("it lives");
+        let again = || daemons(&node).first().is_some_and(|pid| *pid != daemon);
+        assert!(eventually(SOON, again), "{}", serving.log());
+        drop(containers);
+        // A share waits until MPS has left the card.
+        let after = runtime.run(&share);
+        assert_eq!((daemons(&node), left(&node)), (Vec::new(), Vec::new()), "{}", serving.log());
+        assert_eq!(told(&after, "cuda_total"), GIB);
+        assert_eq!(compute_mode(&node), mode);
+        drop(after);
+    }
+    set_compute_mode(&node, 2);
+    let line = runtime.create(&bundles[0]).expect_err("nobody may have a context").line();
+    assert!(line.contains("PROHIBITED") && line.contains("mps.compute_mode"), "{line}");
+    assert_eq!(compute_mode(&node), 2);
+    let clean = eventually(SOON, || daemons(&node).is_empty() && left(&node).is_empty());
+    assert!(clean, "{:?} {:?}: {}", daemons(&node), left(&node), serving.log());
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_changed_setting_counts_for_a_card_once_its_last_container_in_mode_mps_has_left() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = node();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let _cleared = Cleared(&node);
+    let later = unchanged(&node);
+    // A program that keeps its context, as MPS' server does, which is not simulated.
+    let holder = ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "1GiB", "--hold", "1000"];
+    let bundle =
+        Bundle::with_probe().env("GPUSHARE_MODE", "mps").env("GPUSHARE_MEMORY", "2GiB").args(&holder);
+    let serving = serve(runtime.config());
+    let container = runtime.run(&bundle);
+    let is_alone = || !is_open_to_others(&node);
+    assert!(eventually(SOON, is_alone), "the driver refuses a process beside MPS' server");
+    serving.kill();
+    // The daemon is taken over, and started anew, as it was.
+    let serving = serve(&later);
+    let daemon = daemons(&node)[0];
+    kill(Pid::from_raw(daemon), Signal::SIGKILL).expect("it lives");
+    let again = || daemons(&node).first().is_some_and(|pid| *pid != daemon);
+    assert!(eventually(SOON, again), "{}", serving.log());
+    assert_eq!(compute_modes(&node), ["EXCLUSIVE_PROCESS"]);
+    drop(container);
+    assert!(eventually(SOON, || is_clean(&node)), "its mode is given back: {}", serving.log());
+    let container = runtime.run(&bundle);
+    assert_eq!(compute_modes(&node), ["DEFAULT"]);
+    assert!(is_open_to_others(&node));
+    serving.kill();
+    // The other way round: a card that was left alone stays so.
+    let serving = serve(runtime.config());
+    let daemon = daemons(&node)[0];
+    kill(Pid::from_raw(daemon), Signal::SIGKILL).expect("it lives");
+    let again = || daemons(&node).first().is_some_and(|pid| *pid != daemon);
+    assert!(eventually(SOON, again), "{}", serving.log());
+    assert_eq!(compute_modes(&node), ["DEFAULT"]);
+    drop(container);
+    assert!(eventually(SOON, || is_clean(&node)), "{}", serving.log());
+    drop(runtime.run(&bundle));
+    assert!(eventually(SOON, || is_clean(&node)), "{}", serving.log());
 }
 
 #[test]

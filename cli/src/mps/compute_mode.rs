@@ -1,5 +1,9 @@
-//! A GPU's compute mode: while MPS runs, only its server may have a context, as NVIDIA advises (CUDA's MPS
-//! guide, "Compute Modes"). So a program that passes the server by fails, and nobody else's work meets it.
+//! A GPU's compute mode. As shipped, only MPS' server may have a context while MPS runs, as NVIDIA advises
+//! (CUDA's MPS guide, "Compute Modes"): a program that goes past the server fails, and meets nobody's work.
+//! With `mps.compute_mode = "unchanged"` the mode stays as it is.
+//!
+//! A note in the GPU's folder says what was decided when MPS took the GPU. It stands until MPS has left, so
+//! another setting counts from the next time on.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -21,39 +25,71 @@ const MODES: [(&str, ComputeMode); 3] = [
     ("EXCLUSIVE_PROCESS", ComputeMode::ExclusiveProcess),
 ];
 
-/// Notes the GPU's mode, unless one is noted, and lets only one process at a time have contexts.
-pub fn take(node: &Node, folder: &MpsFolder) -> Result<()> {
+/// Notes the GPU's mode, unless one is noted, and lets only one process at a time have contexts. With
+/// `is_exclusive` off, it notes that the mode stays, and leaves it.
+pub fn take(node: &Node, folder: &MpsFolder, is_exclusive: bool) -> Result<()> {
     on(node, folder, |device| {
-        let noted = folder.compute_mode();
-        if !noted.exists() {
-            let mode = device.compute_mode().context("cannot ask for the GPU's compute mode")?;
-            let Some((word, _)) = MODES.iter().find(|(_, known)| *known == mode) else {
-                bail!("the GPU is in a compute mode that cannot be set again: {mode:?}")
-            };
-            let mut new = NamedTempFile::new_in(folder.path())?;
-            new.write_all(word.as_bytes())?;
-            new.persist(&noted)?;
+        let word = match noted(folder)? {
+            Some(word) => word,
+            None => note(folder, if is_exclusive { word_of(device)? } else { MpsFolder::UNCHANGED })?,
+        };
+        match word == MpsFolder::UNCHANGED {
+            true => refuse_prohibited(device),
+            false => set(device, ComputeMode::ExclusiveProcess),
         }
-        set(device, ComputeMode::ExclusiveProcess)
     })
 }
 
 /// Sets the mode that was noted, if one was.
 pub fn give_back(node: &Node, folder: &MpsFolder) -> Result<()> {
-    let noted = folder.compute_mode();
-    let word = match fs::read_to_string(&noted) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        other => other?,
-    };
-    let Some((_, mode)) = MODES.iter().find(|(known, _)| *known == word) else {
-        bail!("{} names no compute mode; set it with nvidia-smi -c, and remove the file", noted.display())
-    };
-    match on(node, folder, |device| set(device, *mode)) {
-        // A GPU that is gone has no mode, and gets its default when it comes back.
-        Err(error) if matches!(error.downcast_ref(), Some(NvmlError::NotFound | NvmlError::GpuLost)) => {}
-        other => other?,
+    let Some(word) = noted(folder)? else { return Ok(()) };
+    let path = folder.compute_mode();
+    if word != MpsFolder::UNCHANGED {
+        let Some((_, mode)) = MODES.iter().find(|(known, _)| *known == word) else {
+            bail!("{} names no compute mode; set it with nvidia-smi -c, and remove the file", path.display())
+        };
+        match on(node, folder, |device| set(device, *mode)) {
+            // A GPU that is gone has no mode, and gets its default when it comes back.
+            Err(error) if matches!(error.downcast_ref(), Some(NvmlError::NotFound | NvmlError::GpuLost)) => {}
+            other => other?,
+        }
     }
-    Ok(fs::remove_file(noted)?)
+    Ok(fs::remove_file(path)?)
+}
+
+/// The word in the note; `None` without one.
+fn noted(folder: &MpsFolder) -> Result<Option<String>> {
+    match fs::read_to_string(folder.compute_mode()) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        other => Ok(Some(other?)),
+    }
+}
+
+/// Writes the note, and returns its word.
+fn note(folder: &MpsFolder, word: &str) -> Result<String> {
+    let mut new = NamedTempFile::new_in(folder.path())?;
+    new.write_all(word.as_bytes())?;
+    new.persist(folder.compute_mode())?;
+    Ok(word.to_owned())
+}
+
+/// The word of the GPU's mode.
+fn word_of(device: &nvml_wrapper::Device) -> Result<&'static str> {
+    let mode = device.compute_mode().context("cannot ask for the GPU's compute mode")?;
+    match MODES.iter().find(|(_, known)| *known == mode) {
+        Some((word, _)) => Ok(word),
+        None => bail!("the GPU is in a compute mode that cannot be set again: {mode:?}"),
+    }
+}
+
+/// Refuses a GPU on which nobody may have a context, if its mode is to stay.
+fn refuse_prohibited(device: &nvml_wrapper::Device) -> Result<()> {
+    if device.compute_mode().ok() == Some(ComputeMode::Prohibited) {
+        bail!(
+            "its compute mode is PROHIBITED, and mps.compute_mode = \"unchanged\" leaves that; run nvidia-smi -c DEFAULT"
+        )
+    }
+    Ok(())
 }
 
 fn set(device: &mut nvml_wrapper::Device, mode: ComputeMode) -> Result<()> {

@@ -66,7 +66,8 @@ impl<'a> Daemon<'a> {
         self.holder.as_ref().is_some_and(Holder::lives)
     }
 
-    /// Starts it, with the GPU's compute mode set. What is left of an earlier one is ended first.
+    /// Starts it, with the GPU's compute mode set unless that stays. What is left of an earlier one is ended
+    /// first.
     pub fn start(&mut self) -> Result<()> {
         // The first, since it also takes the reason why there is no daemon.
         DirBuilder::new().mode(0o700).recursive(true).create(self.folder.path())?;
@@ -74,7 +75,7 @@ impl<'a> Daemon<'a> {
         let program = program(&node)?;
         self.forget();
         self.make_folders(node.gpus.len())?;
-        compute_mode::take(&node, &self.folder)?;
+        compute_mode::take(&node, &self.folder, self.config.mps_is_exclusive)?;
         self.end_processes()?;
         self.empty_pipe()?;
         let mut child = self.spawn(&program, &node)?;
@@ -112,7 +113,7 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    /// Ends it and its servers, and gives the GPU's compute mode back.
+    /// Ends it and its servers, and gives the GPU's compute mode back if it was set.
     pub fn end(&mut self) -> Result<()> {
         self.forget();
         let node = Node::open(&self.config.roots);

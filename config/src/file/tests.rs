@@ -102,6 +102,8 @@ fn a_value_without_meaning_is_refused() {
         "[inject]\nleave_out = [\"lib*.so\"]\n",
         "[inject]\nleave_out = [\"libcuda*\"]\n",
         "[inject]\nleave_out = [\"*\"]\n",
+        "[mps]\ncompute_mode = \"default\"\n",
+        "[mps]\ncompute_mode = \"\"\n",
         "[request]\ncapabilities = \"compute,cuda\"\n",
         "[paths]\nstate = \"run\"\n",
         "[runtime]\ncandidates = [\"runc\"]\n",
@@ -116,6 +118,21 @@ fn a_value_without_meaning_is_refused() {
     let mounts = "[[inject.mounts]]\nsource = \"a\"\ndestination = \"/b\"\n";
     let error = load(&[mounts]).unwrap_err();
     assert!(matches!(error, ConfigError::Mistake { line: 1, .. }), "{error}");
+}
+
+#[test]
+fn mps_has_cards_alone_unless_their_mode_stays() {
+    let is_exclusive = |text: &str| load(&[text]).map(|config| config.mps_is_exclusive);
+    for (text, want) in [
+        ("", true),
+        ("[mps]\n", true),
+        ("[mps]\ncompute_mode = \"exclusive\"\n", true),
+        ("[mps]\ncompute_mode = \"unchanged\"\n", false),
+    ] {
+        assert_eq!(is_exclusive(text).ok(), Some(want), "{text:?}");
+    }
+    let error = is_exclusive("[mps]\ncompute_mode = \"default\"\n").unwrap_err().to_string();
+    assert!(error.contains("known are exclusive and unchanged"), "{error}");
 }
 
 #[test]
