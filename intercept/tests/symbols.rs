@@ -30,3 +30,25 @@ fn cases_29_30_31_36_only_listed_names_are_exported_and_only_the_driver_is_neede
         assert_eq!(exported, hooked, "{library}");
     }
 }
+
+/// A name that no driver has would hook nothing. One that driver 580 lacks came with a later CUDA version.
+#[test]
+fn every_hooked_name_is_an_export_of_a_real_driver_580_or_newer_than_it() {
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: &str| std::fs::read_to_string(checkout.join(path)).unwrap();
+    for (library, part, hooked) in [
+        ("libcuda", "cuda", gpushare_intercept::cuda::HOOKED),
+        ("libnvidia-ml", "nvml", gpushare_intercept::nvml::HOOKED),
+    ] {
+        let exports = read(&format!("tests/fixtures/h200-580/{library}.symbols"));
+        let names = read(&format!("testbed/simulator/{part}/names.txt"));
+        let is_newer = |name: &str| {
+            let line = names.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            let version = line.and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+            version.is_some_and(|version| version > 13000)
+        };
+        let unknown = |name: &&&str| !is_newer(name) && exports.lines().all(|export| export != **name);
+        let unknown: Vec<_> = hooked.iter().filter(unknown).collect();
+        assert!(unknown.is_empty(), "{library} has no {unknown:?}");
+    }
+}

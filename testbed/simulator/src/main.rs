@@ -1,6 +1,7 @@
 //! `gpushare-simulator`: makes nodes with simulated GPUs, and asks a node's driver what it shows.
 
 mod change;
+mod driver_mount;
 mod library;
 mod node;
 mod probe;
@@ -104,6 +105,13 @@ struct Create {
     /// A real nvidia-smi to put into the node
     #[arg(long)]
     nvidia_smi: Option<PathBuf>,
+    /// Put the driver's libraries and programs into /usr/local/nvidia, which is a read-only mount of its own
+    /// unless the node has plain files
+    #[arg(long)]
+    driver_mount: bool,
+    /// Make /usr/bin/nvidia-smi a script that runs the program in that folder
+    #[arg(long, requires = "driver_mount")]
+    nvidia_smi_script: bool,
     /// Make ordinary files in place of device nodes, which only root can make; containers cannot use such a
     /// node
     #[arg(long)]

@@ -20,7 +20,7 @@ use nix::errno::Errno;
 use nix::mount::umount;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use crate::{Create, Device, Nvml, Pids, Profile, Rounding};
+use crate::{Create, Device, Nvml, Pids, Profile, Rounding, driver_mount};
 
 const UVM_MAJOR: u64 = 511;
 const CAPS_MAJOR: u64 = 508;
@@ -63,6 +63,7 @@ pub fn create(create: &Create) -> Result<()> {
         );
     }
     make(&dir, create).inspect_err(|_| {
+        let _ = driver_mount::detach(&dir);
         for path in ENTRIES.map(|entry| dir.join(entry)) {
             let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
         }
@@ -97,6 +98,7 @@ pub fn remove(dir: &Path) -> Result<()> {
             Err(error) => bail!("cannot unmount {}: {error}", mounted.display()),
         }
     }
+    driver_mount::detach(&dir)?;
     for path in ENTRIES.iter().chain(&OF_GPUSHARE).map(|entry| dir.join(entry)) {
         let is_folder = path.symlink_metadata().is_ok_and(|entry| entry.is_dir());
         match if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) } {
@@ -139,13 +141,17 @@ fn make(dir: &Path, create: &Create) -> Result<()> {
     let settings = dir.join("gpushare.toml");
     let cuda = cuda_version(&create.driver)?;
     let libraries = Libraries::find()?;
-    for folder in ["driver/usr/bin", LIBRARIES, "dev", "proc/driver/nvidia/gpus", "shared"] {
+    let [of_libraries, of_programs] = driver_folders(create);
+    for folder in ["driver/usr/bin", of_libraries, of_programs, "dev", "proc/driver/nvidia/gpus", "shared"] {
         fs::create_dir_all(dir.join(folder)).with_context(|| format!("cannot make {folder}"))?;
     }
     fs::set_permissions(dir.join("shared"), Permissions::from_mode(0o777))?;
     let state = State::create(&dir.join("shared")).context("cannot make the state of the GPUs")?;
     fill(state, create, cuda)?;
     install(dir, create, &libraries, cuda).context("cannot install the driver files")?;
+    if create.driver_mount && !create.plain_nodes {
+        driver_mount::attach(dir)?;
+    }
     device_nodes(dir, state.gpus(), create.plain_nodes)?;
     proc_files(&dir.join("proc"), state.gpus(), &create.driver).context("cannot write the /proc files")?;
     fs::write(&settings, settings_text(dir)).context("cannot write gpushare.toml")?;
@@ -390,7 +396,7 @@ fn fill_sampling(state: &State, create: &Create) {
 }
 
 fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Result<()> {
-    let folder = dir.join(LIBRARIES);
+    let [folder, programs] = driver_folders(create).map(|folder| dir.join(folder));
     let mut parts = vec![("libcuda.so", &libraries.cuda, CUDA_NAMES)];
     if create.nvml != Nvml::Absent {
         parts.push(("libnvidia-ml.so", &libraries.nvml, NVML_NAMES));
@@ -408,11 +414,22 @@ fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Res
         symlink(format!("{stem}.1"), folder.join(stem))?;
     }
     if let Some(program) = &create.nvidia_smi {
-        let target = dir.join("driver/usr/bin/nvidia-smi");
+        let target = programs.join("nvidia-smi");
         fs::copy(program, &target).with_context(|| format!("cannot copy {}", program.display()))?;
         fs::set_permissions(&target, Permissions::from_mode(0o755))?;
     }
+    if create.nvidia_smi_script {
+        driver_mount::write_script(dir)?;
+    }
     Ok(())
+}
+
+/// The folders of the driver's libraries and programs.
+fn driver_folders(create: &Create) -> [&'static str; 2] {
+    match create.driver_mount {
+        true => [driver_mount::LIBRARIES, driver_mount::PROGRAMS],
+        false => [LIBRARIES, "driver/usr/bin"],
+    }
 }
 
 /// Those of `names` that appeared after CUDA `cuda`, sorted.

@@ -50,6 +50,50 @@ fn a_node_has_the_files_of_a_driver() {
 }
 
 #[test]
+fn a_driver_in_a_folder_of_its_own_has_its_program_there_and_a_script_elsewhere() {
+    let smi = ["--nvidia-smi", "/bin/echo", "--driver-mount", "--nvidia-smi-script"];
+    let node = Node::new(&smi);
+    let driver = node.path("driver/usr/local/nvidia");
+    assert!(driver.join("lib64/libcuda.so.1").exists() && driver.join("lib64/libnvidia-ml.so.1").exists());
+    let bytes = fs::read(driver.join("bin/nvidia-smi")).expect("the program is there");
+    assert!(bytes.starts_with(b"\x7fELF"));
+    assert!(!node.path("driver/usr/lib").exists());
+    let script = Command::new(node.path("driver/usr/bin/nvidia-smi")).arg("it's run").output();
+    assert_eq!(script.expect("the script runs").stdout, b"it's run\n");
+    let told = Command::new(program()).args(["create", "/no/such", "--nvidia-smi-script"]).output();
+    let told = String::from_utf8_lossy(&told.expect("the program runs").stderr).into_owned();
+    assert!(told.contains("--driver-mount"), "{told}");
+}
+
+#[test]
+#[ignore = "needs root: makes a mount and device nodes"]
+fn a_driver_in_a_mount_of_its_own_is_read_only_and_goes_with_the_node() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let node = folder.path().join("node");
+    let call = |verb: &str, more: &[&str]| {
+        let mut command = Command::new(program());
+        command.arg(verb).arg(&node).args(more).output().expect("the program runs")
+    };
+    let mounts = || {
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("the kernel tells its mounts");
+        let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(str::to_owned);
+        points.filter(|point| Path::new(point).starts_with(&node)).collect::<Vec<_>>()
+    };
+    let told = call("create", &["--driver-mount"]);
+    assert!(told.status.success(), "{told:?}");
+    let driver = node.join("driver/usr/local/nvidia");
+    assert_eq!(mounts(), [driver.display().to_string()]);
+    let written = fs::write(driver.join("lib64/mine"), "").expect_err("it is read-only");
+    assert_eq!(written.raw_os_error(), Some(libc::EROFS));
+    let told = call("remove", &[]);
+    assert!(told.status.success() && !node.exists() && mounts().is_empty(), "{told:?} {:?}", mounts());
+    fs::create_dir(&node).expect("a folder");
+    let told = call("create", &["--driver-mount", "--mig", "9=1g.10gb"]);
+    assert!(!told.status.success() && mounts().is_empty(), "{told:?} {:?}", mounts());
+    assert_eq!(fs::read_dir(&node).expect("the folder is there").count(), 0);
+}
+
+#[test]
 fn a_folder_that_holds_a_node_is_refused() {
     let node = Node::new(&[]);
     let output = Command::new(program()).arg("create").arg(node.path("")).output().expect("the program runs");

@@ -3,6 +3,7 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -122,5 +123,35 @@ fn a_driver_exports_the_functions_that_the_real_one_of_its_version_exports() {
         let lacking: Vec<_> = real.difference(&own).collect();
         let excess: Vec<_> = own.difference(&real).collect();
         assert!(lacking.is_empty() && excess.is_empty(), "{file}: lacks {lacking:?}, has {excess:?} besides");
+    }
+}
+
+/// The functions that names.txt has for drivers of CUDA 13.0, as 580 is.
+fn listed(names: &str) -> BTreeSet<&str> {
+    let entries = names.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+        let mut words = line.split(' ');
+        Some((words.next()?, words.next()?.parse::<u32>().ok()?))
+    });
+    entries.filter(|(_, version)| *version <= 13000).map(|(name, _)| name).collect()
+}
+
+#[test]
+fn the_list_for_580_is_what_a_real_driver_580_159_04_exports() {
+    let exports = |library: &str| {
+        let path = format!("{}/../../tests/fixtures/h200-580/{library}.symbols", env!("CARGO_MANIFEST_DIR"));
+        fs::read_to_string(path).expect("the fixture is in the checkout")
+    };
+    for (library, names) in
+        [("libcuda", include_str!("../cuda/names.txt")), ("libnvidia-ml", include_str!("../nvml/names.txt"))]
+    {
+        let (exports, listed) = (exports(library), listed(names));
+        let real: BTreeSet<&str> = exports.lines().collect();
+        // The list of exports has variables, too, which only the debugger's part of libcuda exports.
+        let lacking = real.difference(&listed).filter(|name| !name.starts_with("cudbg"));
+        let (lacking, excess): (Vec<_>, Vec<_>) = (lacking.collect(), listed.difference(&real).collect());
+        assert!(
+            lacking.is_empty() && excess.is_empty(),
+            "{library}: lacks {lacking:?}, has {excess:?} besides"
+        );
     }
 }
