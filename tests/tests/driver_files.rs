@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::{cli, leases};
 use gpushare_tests::needs::{Need, met};
-use gpushare_tests::node::{SimulatedNode, driver_version};
+use gpushare_tests::node::{MODEL, SimulatedNode, driver_version};
 use gpushare_tests::probe::{GIB, Report};
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use gpushare_tests::{artifacts, distribution};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Busybox];
 
@@ -37,9 +37,10 @@ fn full_node() -> SimulatedNode {
         distribution::copy(&any_library, &node.libraries().join(format!("{stem}.so.{version}")));
     }
     let driver = node.root().join("driver");
+    for program in ["nvidia-debugdump", "nvidia-cuda-mps-control"] {
+        distribution::copy(&any_library, &driver.join("usr/bin").join(program));
+    }
     for file in [
-        "usr/bin/nvidia-debugdump",
-        "usr/bin/nvidia-cuda-mps-control",
         "etc/OpenCL/vendors/nvidia.icd",
         "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
         "etc/vulkan/icd.d/nvidia_icd.json",
@@ -232,6 +233,54 @@ fn the_driver_is_found_in_every_layout() {
             assert!(told.stdout.starts_with("GPU 0: NVIDIA H100"), "{system}: {}", told.stdout);
         }
     }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_driver_in_a_mount_of_its_own_gives_its_program_and_no_script() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::with(1, MODEL, "80GiB", &["--driver-mount", "--nvidia-smi-script"]);
+    let script = fs::read(node.root().join("driver/usr/bin/nvidia-smi")).expect("the node has a script");
+    assert!(script.starts_with(b"#!"));
+    let log = node.root().join("log");
+    let settings = format!("{}\n[log]\nfile = {log:?}\n", LowLevel::Runc.settings());
+    let runtime = Runtime::with_config(LowLevel::Runc, &node.config_with("logged", &settings));
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB");
+    let container = runtime.run(&bundle);
+    Report::of(&container, &[]).assert_size(4 * GIB);
+    let program = node.root().join("driver/usr/local/nvidia/bin/nvidia-smi");
+    assert_eq!(given(&bundle).contains("nvidia-smi"), program.exists());
+    if !met(&[Need::DriverLibraries]) {
+        return;
+    }
+    let told = container.exec(&["/usr/bin/nvidia-smi", "-L"]).expect_success("nvidia-smi -L");
+    assert!(told.stdout.starts_with("GPU 0: NVIDIA H100"), "{}", told.stdout);
+    let inside = Path::new("/proc").join(container.pid().to_string()).join("root/usr/bin/nvidia-smi");
+    assert_eq!(fs::read(inside).expect("it is there"), fs::read(&program).expect("it is there"));
+
+    // An image without a loader of glibc has the program and cannot run it, which harms nothing else.
+    let plan = |bundle: &Bundle| {
+        let path = bundle.path().to_string_lossy().into_owned();
+        cli(runtime.config(), &["plan", "--bundle", &path]).expect_success("gpushare plan").stdout
+    };
+    let note =
+        "/usr/bin/nvidia-smi will not start: the image lacks its ELF interpreter /lib64/ld-linux-x86-64.so.2";
+    assert!(!plan(&bundle).contains("will not start"), "{}", plan(&bundle));
+    let bare = Bundle::small().env("GPUSHARE_MEMORY", "4GiB");
+    drop(bare.write());
+    assert!(plan(&bare).contains(note), "{}", plan(&bare));
+    let logged = || fs::read_to_string(&log).expect("there is a log");
+    assert!(!logged().contains("will not start"), "{}", logged());
+    drop(runtime.run(&bare));
+    assert!(logged().contains(note), "{}", logged());
+    // The bundle may bring the interpreter.
+    let brings = Bundle::small().env("GPUSHARE_MEMORY", "4GiB").mount(
+        json!({"destination": "/lib64", "type": "bind", "source": "/lib64", "options": ["rbind", "ro"]}),
+    );
+    drop(brings.write());
+    assert!(!plan(&brings).contains("will not start"), "{}", plan(&brings));
 }
 
 #[test]
