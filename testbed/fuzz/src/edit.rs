@@ -162,6 +162,7 @@ fn plan() -> Plan {
         denies_user_namespaces: false,
         limiter: None,
         loader_cache: gpushare_inject::CacheChange::None,
+        interpreters: Vec::new(),
         folders: BTreeSet::new(),
         outside: OutsidePlan::default(),
     }

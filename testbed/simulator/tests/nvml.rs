@@ -232,7 +232,9 @@ fn a_drawn_window_names_one_process_and_the_mean_over_windows_all() {
     let node = Node::new(&["--profile", "h200-580", "--driver", "580.65.06"]);
     let busy = "context\nlaunch busy_50ms 400\nclock\nelapsed\nsleep 60000";
     let mut clients = [node.run(busy), node.run(busy)];
-    clients.iter_mut().for_each(|client| drop(client.number("elapsed")));
+    for client in &mut clients {
+        client.number("elapsed");
+    }
     let pids = clients.each_ref().map(Running::pid);
     let mut observer = node.run("draws");
     let (each, mean) = (observer.value("each"), observer.value("mean"));

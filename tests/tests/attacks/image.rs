@@ -466,6 +466,8 @@ fn a69_a_loaders_cache_of_any_kind_leads_nowhere_and_delays_no_start() {
     let scratch = Scratch::new("images");
     let lower = scratch.folder("root");
     distribution::ubuntu(&lower);
+    // The container's first program.
+    fs::copy("/bin/busybox", lower.join("usr/bin/sleep")).expect("busybox can be copied");
     on_both(|_, runtime, low_level| {
         for (what, spoil, reason) in caches {
             let (bundle, outside) = (asking(Bundle::engines_layer(&lower)), outside());
