@@ -318,9 +318,9 @@ fn nodes_of_mig_are_asked_for_only_while_mig_is_on_and_those_of_the_fabric_never
     assert!(links.contains("195:0 is missing") && !links.contains("241:"), "{links}");
 
     capability("gpu0/mig/gi1/access", 12);
+    capability("gpu0/mig/gi1/ci0/access", 13);
     let nodes = finding("device nodes");
     assert!(nodes.starts_with("warning") && nodes.contains("nvidia-cap12 is missing"), "{nodes}");
-    capability("gpu0/mig/gi1/ci0/access", 13);
     let _ = cli(node.config(), &["system", "nodes"]).expect_success("gpushare system nodes");
     let nodes = finding("device nodes");
     assert!(nodes.starts_with("ok"), "{nodes}");
