@@ -152,10 +152,12 @@ impl Book {
             return false;
         };
         let most = limits.most_memory(device);
+        if most <= limits.memory(device) {
+            return false; // it does not grow
+        }
         let deadline = sys::now().saturating_add(LENIENCE);
         loop {
-            let beyond_books = withheld(limits, device);
-            let wanted = self.used(device).saturating_add(bytes).saturating_add(beyond_books);
+            let wanted = self.used_by_figure(usage, device).saturating_add(bytes);
             if limits.memory(device) >= wanted {
                 return true;
             }

@@ -1,10 +1,9 @@
-//! What the contexts of the container really take. The books charge an upper bound for each, and the host's figure
-//! replaces it where a reservation comes near the limit: what the driver has not used is given out, and what it has
-//! used beyond the charge is kept back.
+//! Corrects the charge for contexts by the host's figure. The books charge an upper bound for each process. Near the
+//! limit, the library releases the unused part of that charge and withholds any excess.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use gpushare_region::{ContextCost, UsageFile};
+use gpushare_region::{ComputePolicy, ContextCost, UsageFile};
 
 use crate::book::{Book, Part, sum_of_part};
 use crate::sys;
@@ -40,8 +39,15 @@ impl Book {
         let overhead = file.devices.get(device).and_then(|line| line.overhead(sys::now));
         let Some(overhead) = overhead else { return self.limit(device) };
         let charged = sum_of_part(usage, device, Part::Contexts);
-        // What the books lack is part of the figure, so it is not withheld a second time.
+        // The figure already includes memory that the books lack. Withholding that again would count it twice.
         file.memory(device).saturating_add(charged).saturating_sub(overhead.of(charged))
+    }
+
+    /// What the container holds of `device` in bytes, with what its contexts really take, or its books lack.
+    pub(crate) fn used_by_figure(&self, usage: &UsageFile, device: usize) -> u64 {
+        let limit = self.limits.map_or(0, |file| file.memory(device));
+        let (used, by_figure) = (self.used(device), self.limit_by_figure(usage, device));
+        used.saturating_add(limit.saturating_sub(by_figure)).saturating_sub(by_figure.saturating_sub(limit))
     }
 
     /// Whether the container holds more of `device` than it may.
@@ -72,6 +78,10 @@ impl Book {
         let (Some(line), Some(measured)) = (file.devices.get(device), file.measured.get(device)) else {
             return false;
         };
+        // MPS' server has the contexts, so the host has no figure of them.
+        if line.policy.load(Relaxed) == ComputePolicy::Mps.number() {
+            return false;
+        }
         let charged = sum_of_part(usage, device, Part::Contexts);
         let waited = self.waited_for.get(device).map_or(charged, |waited| waited.swap(charged, SeqCst));
         let ContextCost { bare, most } = line.context_cost();

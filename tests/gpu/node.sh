@@ -30,7 +30,7 @@ simulated() {
     cp "$(tail -n 1 <<<"$made")" "$config"
     driver=$work/node/driver
     [ -z "${GPUSHARE_MPS_CONTROL-}" ] || install -m 755 "$GPUSHARE_MPS_CONTROL" "$driver/usr/bin/nvidia-cuda-mps-control"
-    host_environment=("LD_LIBRARY_PATH=$driver/usr/lib/x86_64-linux-gnu" "GPUSHARE_SIMULATOR=$work/node/shared")
+    host_environment=("LD_LIBRARY_PATH=$driver/usr/local/nvidia/lib64" "GPUSHARE_SIMULATOR=$work/node/shared")
     proc=$work/node/proc
 }
 

@@ -10,7 +10,7 @@
 set -u
 
 # The simulated node: physics and driver of the machine on which the rows were first run.
-simulated_node=(--profile h200-580 --driver 580.159.04 --model "NVIDIA H200")
+simulated_node=(--profile h200-580 --driver 580.159.04 --model "NVIDIA H200" --driver-mount --nvidia-smi-script)
 
 # part NUMBER: the rows, the most telling ones first, each with the seconds after which it is ended.
 part() {

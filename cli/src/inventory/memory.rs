@@ -21,7 +21,11 @@ impl Memory {
     pub fn of(device: &Device<'_>) -> Self {
         match device.memory_info() {
             Ok(info) => Self { total: info.total, reserved: info.reserved },
-            Err(_) => Self { total: first_version(device).unwrap_or(0), reserved: 0 },
+            Err(NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound | NvmlError::NotSupported) => {
+                Self { total: first_version(device).unwrap_or(0), reserved: 0 }
+            }
+            // Another error may pass. A total without what is reserved would promise too much.
+            Err(_) => Self::default(),
         }
     }
 }

@@ -59,14 +59,14 @@ impl<'nvml> Gpu<'nvml> {
     }
 
     /// Host pids of the processes that compute on the GPU now, each with its device memory in bytes where the driver
-    /// reports it; none where the driver lists no processes.
-    pub fn processes(&self) -> Vec<(u32, Option<u64>)> {
-        let listed = self.device.running_compute_processes().unwrap_or_default();
+    /// reports it; `None` where the driver lists no processes.
+    pub fn processes(&self) -> Option<Vec<(u32, Option<u64>)>> {
+        let listed = self.device.running_compute_processes().ok()?;
         let memory = |process: &ProcessInfo| match process.used_gpu_memory {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
         };
-        listed.iter().map(|process| (process.pid, memory(process))).collect()
+        Some(listed.iter().map(|process| (process.pid, memory(process))).collect())
     }
 
     /// Device memory in bytes by host pid. `None` where the driver does not tell.

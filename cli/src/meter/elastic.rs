@@ -245,9 +245,12 @@ impl Arbiter<'_> {
         let Some(served) = self.served.get(&id) else { return };
         let lines = served.lease.grants.len();
         let Ok(usage) = Region::usage_in(&served.usage, &Running::default(), lines) else { return };
+        // Contexts may take more than the books charge for them.
+        let measured = served.region.measured().unwrap_or_default();
         for line in 0..lines {
             let Some(served) = self.served.get_mut(&id) else { return };
-            let held = usage.devices.get(line).map_or(u64::MAX, |device| device.bytes);
+            let booked = usage.devices.get(line).map_or(u64::MAX, |device| device.bytes);
+            let held = measured.get(line).map_or(booked, |counted| booked.max(counted.memory_bytes));
             let goal = whole(served.bounds, held).max(served.bounds.least);
             let goal = Some(goal).filter(|goal| *goal < served.lease.grants[line].memory);
             let before = std::mem::replace(&mut served.unused[line], goal);

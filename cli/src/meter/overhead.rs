@@ -1,47 +1,85 @@
-//! What containers' contexts really take of a GPU: the driver's count of their processes, less what their books say
-//! that programs allocated.
+//! Measures what containers' contexts really take of a GPU: the driver's count of their processes, less what their books
+//! say that programs allocated.
 
 use std::collections::HashMap;
 
 use gpushare_region::{DeviceUsage, Overhead};
 
-/// What earlier looks found, by lease and line.
-#[derive(Debug, Default)]
-pub struct Overheads(HashMap<(i64, usize), Look>);
+use super::audit::Held;
 
-/// One look at a container's contexts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Look {
-    /// What its books charge for contexts, in bytes.
+/// What earlier polls found, by lease and line.
+#[derive(Debug, Default)]
+pub struct Overheads(HashMap<(i64, usize), Known>);
+
+/// What is known of one container's contexts on one GPU.
+#[derive(Debug, Default)]
+struct Known {
+    /// The last valid poll.
+    last: Option<Poll>,
+    /// By how much contexts were last found to take more than their charge, in bytes.
+    excess: u64,
+}
+
+/// One poll, sizes in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Poll {
+    /// What the books charge for contexts.
     charged: u64,
     /// How many processes the driver counts.
     processes: u32,
-    overhead: Overhead,
+    /// What contexts take.
+    taken: u64,
+}
+
+/// What the limits file should say after a poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// This; `None` where the container has no contexts.
+    Is(Option<Overhead>),
+    /// What it says already, until that is too old.
+    Unknown,
 }
 
 impl Overheads {
-    /// What the contexts of one line take, given the driver's count of `held` bytes in `processes`. `None` until two
-    /// looks in a row saw the same contexts: one that is being made has not its whole size, and its charge may be
-    /// noted later. Of two looks the larger counts, since an allocation that the driver has not made yet is in the
-    /// books already.
-    pub fn look(
+    /// Evaluates one poll: the books `before` and `after` the driver was asked, and its count `held`, `None` where the
+    /// driver failed or does not report memory by process.
+    ///
+    /// A poll is valid if the books did not change meanwhile, because a free between the readings would look like a
+    /// context. Two consecutive valid polls must see the same contexts, because a new context is still growing. Of
+    /// the two results the one that is closer to the charge counts.
+    ///
+    /// A known excess holds until two valid polls replace it: code that was loaded does not go away because a process
+    /// started, or because the driver did not answer.
+    pub fn poll(
         &mut self,
         key: (i64, usize),
-        held: u64,
-        processes: u32,
-        books: &DeviceUsage,
-    ) -> Option<Overhead> {
-        let charged = books.context_bytes;
-        let allocated = books.bytes.saturating_sub(charged);
-        // The driver cannot count less than was allocated: then one of the two figures is wrong.
-        let overhead = held.checked_sub(allocated).and_then(|taken| Overhead::new(taken, charged));
-        let Some(overhead) = overhead.filter(|_| processes > 0) else {
-            self.0.remove(&key);
-            return None;
+        before: &DeviceUsage,
+        held: Option<Held>,
+        after: &DeviceUsage,
+    ) -> Figure {
+        let known = self.0.entry(key).or_default();
+        let charged = after.context_bytes;
+        let allocated = after.bytes.saturating_sub(charged);
+        let is_stable = (before.bytes, before.context_bytes) == (after.bytes, charged);
+        let Some(Held { bytes, processes }) = held.filter(|_| is_stable) else {
+            return known.in_doubt(charged);
         };
-        let last = self.0.insert(key, Look { charged, processes, overhead });
-        let last = last.filter(|last| (last.charged, last.processes) == (charged, processes))?;
-        Some(overhead.max(last.overhead))
+        if charged == 0 {
+            *known = Known::default();
+            return Figure::Is(None);
+        }
+        // The driver cannot count less than was allocated: a process is still making its context.
+        let Some(taken) = bytes.checked_sub(allocated).filter(|_| processes > 0) else {
+            return known.in_doubt(charged);
+        };
+        let last = known.last.replace(Poll { charged, processes, taken });
+        let Some(last) = last.filter(|last| (last.charged, last.processes) == (charged, processes)) else {
+            return known.in_doubt(charged);
+        };
+        let (low, high) = (taken.min(last.taken), taken.max(last.taken));
+        let taken = charged.clamp(low, high);
+        known.excess = taken.saturating_sub(charged);
+        Figure::Is(Overhead::new(taken, charged))
     }
 
     /// Forgets leases that ended.
@@ -50,20 +88,37 @@ impl Overheads {
     }
 }
 
+impl Known {
+    /// After a poll that says nothing: what is known of an excess, beside contexts that are charged as `charged`.
+    fn in_doubt(&self, charged: u64) -> Figure {
+        if self.excess == 0 {
+            return Figure::Unknown;
+        }
+        Overhead::new(charged.saturating_add(self.excess), charged)
+            .map_or(Figure::Unknown, |it| Figure::Is(Some(it)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+    const KEY: (i64, usize) = (1, 0);
 
     fn books(bytes: u64, context_bytes: u64) -> DeviceUsage {
         DeviceUsage { bytes: bytes * MIB, context_bytes: context_bytes * MIB, ..DeviceUsage::default() }
     }
 
+    fn held(bytes: u64, processes: u32) -> Option<Held> {
+        Some(Held { bytes: bytes * MIB, processes })
+    }
+
     #[test]
-    fn an_overhead_is_believed_at_the_second_look_at_the_same_contexts() {
+    fn a_figure_is_believed_at_the_second_poll_of_the_same_contexts() {
         let mut overheads = Overheads::default();
-        for (held, processes, bytes, contexts, want) in [
+        // By the driver, processes, by the books, of it contexts: what contexts take, where that is known.
+        for (bytes, processes, booked, contexts, want) in [
             (300, 1, 776, 776, None), // the context is being made
             (520, 1, 776, 776, Some(520)),
             (1520, 1, 1776, 776, Some(520)),
@@ -72,23 +127,57 @@ mod tests {
             (2200, 2, 2552, 1552, None), // another process
             (2200, 2, 2552, 1552, Some(1200)),
             (200, 2, 2552, 1552, None), // less than was allocated
-            (2200, 2, 2552, 1552, None),
             (2200, 2, 2552, 1552, Some(1200)),
-            (0, 0, 0, 0, None),
+            (4552, 2, 2552, 1552, Some(1552)), // the second such poll counts
+            (4552, 2, 2552, 1552, Some(3552)),
+            (2200, 2, 2552, 1552, Some(1552)),
+            (2200, 2, 2552, 1552, Some(1200)),
         ] {
-            let found = overheads.look((1, 0), held * MIB, processes, &books(bytes, contexts));
-            let found = found.map(|overhead| overhead.of(contexts * MIB).div_ceil(MIB));
+            let books = books(booked, contexts);
+            let figure = overheads.poll(KEY, &books, held(bytes, processes), &books);
+            let found = match figure {
+                Figure::Is(Some(overhead)) => Some(overhead.of(contexts * MIB).div_ceil(MIB)),
+                _ => None,
+            };
             let near = |(found, want): (u64, u64)| found.abs_diff(want) <= 1;
-            assert!(found.is_some() == want.is_some(), "{held} of {bytes}: {found:?}");
-            assert!(found.zip(want).is_none_or(near), "{held} of {bytes}: {found:?} for {want:?}");
+            assert_eq!(found.is_some(), want.is_some(), "{bytes} of {booked}: {found:?}");
+            assert!(found.zip(want).is_none_or(near), "{bytes} of {booked}: {found:?} for {want:?}");
         }
+        let none = DeviceUsage::default();
+        assert_eq!(overheads.poll(KEY, &none, held(0, 0), &none), Figure::Is(None));
+    }
+
+    #[test]
+    fn books_that_change_while_the_driver_is_asked_say_nothing() {
+        let mut overheads = Overheads::default();
+        let (full, empty) = (books(3848, 776), books(776, 776));
+        for _ in 0..3 {
+            // 3 GiB are freed after the driver has counted them.
+            assert_eq!(overheads.poll(KEY, &full, held(3592, 1), &empty), Figure::Unknown);
+        }
+    }
+
+    #[test]
+    fn an_excess_holds_while_polls_say_nothing() {
+        let mut overheads = Overheads::default();
+        let one = books(776, 776);
+        let beyond = Figure::Is(Overhead::new(3776 * MIB, 776 * MIB));
+        overheads.poll(KEY, &one, held(3776, 1), &one);
+        assert_eq!(overheads.poll(KEY, &one, held(3776, 1), &one), beyond);
+        assert_eq!(overheads.poll(KEY, &one, None, &one), beyond, "the driver fails");
+        // Another process starts: its context is charged, and the excess stays what it was.
+        let two = books(1552, 1552);
+        let both = Figure::Is(Overhead::new((1552 + 3000) * MIB, 1552 * MIB));
+        assert_eq!(overheads.poll(KEY, &one, held(3776, 1), &two), both);
+        assert_eq!(overheads.poll(KEY, &two, held(4296, 2), &two), both);
     }
 
     #[test]
     fn leases_that_ended_are_forgotten() {
         let mut overheads = Overheads::default();
-        overheads.look((1, 0), 520 * MIB, 1, &books(776, 776));
+        let books = books(776, 776);
+        overheads.poll(KEY, &books, held(520, 1), &books);
         overheads.retain(|lease| lease != 1);
-        assert_eq!(overheads.look((1, 0), 520 * MIB, 1, &books(776, 776)), None);
+        assert_eq!(overheads.poll(KEY, &books, held(520, 1), &books), Figure::Unknown);
     }
 }

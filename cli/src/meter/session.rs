@@ -20,7 +20,7 @@ use super::account::{Account, Member};
 use super::audit::{Audit, Held, mend, would_be_capped};
 use super::driver::Gpu;
 use super::kept::Kept;
-use super::overhead::Overheads;
+use super::overhead::{Figure, Overheads};
 use super::owner::Owners;
 use super::response::Response;
 use super::rules::LastUse;
@@ -267,27 +267,44 @@ impl<'a> Session<'a> {
         let running = Running::default();
         let mut is_news = false;
         for (gpu, metered) in &mut self.gpus {
+            let members: Vec<(i64, usize)> = match weighs {
+                true => metered.account.members().map(|(id, member)| (id, member.line)).collect(),
+                false => Vec::new(),
+            };
+            let books = |(id, line): (i64, usize)| {
+                let lease = self.leases.iter().find(|lease| lease.id == id)?;
+                let usage = read_books(&self.kept, self.state, lease, &running).ok()?;
+                usage.devices.get(line).copied()
+            };
+            let before: Vec<_> = members.iter().map(|member| books(*member)).collect();
             let processes = metered.gpu.processes();
-            processes.iter().for_each(|(pid, _)| self.owners.note(*pid, &self.leases));
-            if !weighs {
-                continue;
+            for (pid, _) in processes.iter().flatten() {
+                self.owners.note(*pid, &self.leases);
             }
-            let held = held_by_lease(&processes, |pid| self.owners.of(pid, &self.leases));
-            for (id, member) in metered.account.members() {
-                let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
-                if !lease.enforcement.terms().is_intercepted || lease.enforcement == Enforcement::Mps {
-                    continue; // under MPS the server may have the contexts
+            let held = processes.map(|all| held_by_lease(&all, |pid| self.owners.of(pid, &self.leases)));
+            for (member, before) in members.into_iter().zip(before) {
+                let (Some(before), Some(after)) = (before, books(member)) else { continue };
+                let (id, line) = member;
+                let lease = self.leases.iter().find(|lease| lease.id == id);
+                // Under MPS the server may have the contexts.
+                let terms = lease.map(|lease| (lease.enforcement, lease.enforcement.terms().is_intercepted));
+                let held = match (&held, terms) {
+                    (Some(held), Some((enforcement, true))) if enforcement != Enforcement::Mps => {
+                        held.get(&id).copied().unwrap_or(Some(Held::default()))
+                    }
+                    _ => None,
+                };
+                let figure = self.overheads.poll(member, &before, held, &after);
+                if let (Figure::Is(Some(overhead)), Some(Held { processes: 1, .. })) = (figure, held) {
+                    is_news |= self.costs.note(*gpu, id, overhead.of(after.context_bytes));
                 }
-                let books = read_books(&self.kept, self.state, lease, &running).unwrap_or_default();
-                let books = books.devices.get(member.line).copied().unwrap_or_default();
-                let Held { bytes, processes } = held.get(&id).copied().unwrap_or_default();
-                let overhead = self.overheads.look((id, member.line), bytes, processes, &books);
-                if let Some(overhead) = overhead.filter(|_| processes == 1) {
-                    is_news |= self.costs.note(*gpu, overhead.of(books.context_bytes));
-                }
-                let now = Clock::now().monotonic;
+                let (cost, now) = (self.costs.of(*gpu), Clock::now().monotonic);
                 publish_into(self.state, id, &mut self.limits, |file| {
-                    file.set_contexts(member.line, self.costs.of(*gpu), overhead, now)
+                    file.set_context_cost(line, cost)?;
+                    match figure {
+                        Figure::Is(overhead) => file.set_overhead(line, overhead, now),
+                        Figure::Unknown => Ok(()),
+                    }
                 });
             }
         }
@@ -537,24 +554,19 @@ fn read_books(kept: &Kept, state: &Path, lease: &Lease, running: &Running) -> Re
     }
 }
 
-/// What the driver counts of each lease. A lease is left out if the driver does not report the memory of one of its
-/// processes.
+/// What the driver counts of each lease; `None` for one of whose processes it does not report the memory.
 fn held_by_lease(
     processes: &[(u32, Option<u64>)],
     mut owner: impl FnMut(u32) -> Option<i64>,
-) -> HashMap<i64, Held> {
-    let mut held: HashMap<i64, Held> = HashMap::new();
-    let mut unreported = HashSet::new();
+) -> HashMap<i64, Option<Held>> {
+    let mut held: HashMap<i64, Option<Held>> = HashMap::new();
     for (pid, bytes) in processes {
         let Some(lease) = owner(*pid) else { continue };
-        let Some(bytes) = bytes else {
-            unreported.insert(lease);
-            continue;
-        };
-        let held = held.entry(lease).or_default();
-        held.bytes = held.bytes.saturating_add(*bytes);
-        held.processes += 1;
+        let known = held.entry(lease).or_insert(Some(Held::default()));
+        *known = known.zip(*bytes).map(|(held, bytes)| Held {
+            bytes: held.bytes.saturating_add(bytes),
+            processes: held.processes + 1,
+        });
     }
-    held.retain(|lease, _| !unreported.contains(lease));
     held
 }

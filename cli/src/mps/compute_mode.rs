@@ -31,7 +31,11 @@ pub fn take(node: &Node, folder: &MpsFolder, is_exclusive: bool) -> Result<()> {
     on(node, folder, |device| {
         let word = match noted(folder)? {
             Some(word) => word,
-            None => note(folder, if is_exclusive { word_of(device)? } else { MpsFolder::UNCHANGED })?,
+            None if is_exclusive => note(folder, word_of(device)?)?,
+            None => {
+                refuse_prohibited(device)?;
+                note(folder, MpsFolder::UNCHANGED)?
+            }
         };
         match word == MpsFolder::UNCHANGED {
             true => refuse_prohibited(device),

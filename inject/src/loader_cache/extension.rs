@@ -13,6 +13,8 @@ const GENERATOR: u32 = 0;
 const HARDWARE: u32 = 1;
 /// Sections that are read. glibc 2.41 knows two.
 const MAX_SECTIONS: usize = 64;
+/// Names of subfolders that are read. glibc 2.41 has at most five for a processor.
+const MAX_NAMES: usize = 64;
 /// Bytes of a subfolder's name.
 const MAX_NAME: usize = 255;
 
@@ -43,7 +45,7 @@ impl Extensions<'_> {
             return None;
         }
         let directory = self.shift.place(at)?;
-        let mut kept = 0;
+        let (mut kept, mut has_names) = (0, false);
         for number in 0..count {
             let section = self.cache.get(at + SIZES.0 + number * SIZES.1..)?.get(..SIZES.1)?;
             let (tag, length) = (word(section, 0)?, size(word(section, 12)?));
@@ -51,6 +53,9 @@ impl Extensions<'_> {
             let contents = self.cache.get(from..)?.get(..length)?;
             let to = self.shift.place(from)?;
             if tag == HARDWARE {
+                if std::mem::replace(&mut has_names, true) || length > MAX_NAMES * 4 {
+                    return None;
+                }
                 self.rewrite_names(contents, bytes.get_mut(to..)?)?;
             }
             if [GENERATOR, HARDWARE].contains(&tag) {

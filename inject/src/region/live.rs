@@ -58,21 +58,26 @@ impl Measuring {
 }
 
 impl Measuring {
-    /// Writes what contexts are charged as on the GPU of `line`, and what the container's really take: `None` where
-    /// that is not known. `now` is the monotonic time in nanoseconds. A line that the file does not have is ignored.
+    /// Writes what contexts are charged as on the GPU of `line`. A line that the file does not have is ignored.
     ///
     /// # Errors
     /// As [`Measuring::set`].
-    pub fn set_contexts(
-        &self,
-        line: usize,
-        cost: ContextCost,
-        overhead: Option<Overhead>,
-        now: u64,
-    ) -> io::Result<()> {
+    pub fn set_context_cost(&self, line: usize, cost: ContextCost) -> io::Result<()> {
         self.0.write(|file| {
             if let Some(place) = file.devices.get(line) {
                 place.set_context_cost(cost);
+            }
+        })
+    }
+
+    /// Writes what the container's contexts really take on the GPU of `line`, as seen at `now` in monotonic
+    /// nanoseconds. A line that the file does not have is ignored.
+    ///
+    /// # Errors
+    /// As [`Measuring::set`].
+    pub fn set_overhead(&self, line: usize, overhead: Option<Overhead>, now: u64) -> io::Result<()> {
+        self.0.write(|file| {
+            if let Some(place) = file.devices.get(line) {
                 place.set_overhead(overhead, now);
             }
         })

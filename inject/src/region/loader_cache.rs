@@ -5,14 +5,18 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::{Region, RegionError, make_private, new_file};
+use super::{REGIONS, Region, RegionError, make_private, new_file};
 
 /// What follows a lease's id in the name of the folder of caches.
 const CACHES: &str = "caches";
 
 /// Whether `path` is that of a container's cache, of any lease.
 pub(crate) fn is_loader_cache(path: &Path) -> bool {
-    path.parent().and_then(Path::extension).is_some_and(|extension| extension == CACHES)
+    let Some(folder) = path.parent().filter(|folder| folder.extension().is_some_and(|end| end == CACHES))
+    else {
+        return false;
+    };
+    folder.parent().and_then(Path::file_name).is_some_and(|name| name == REGIONS)
 }
 
 impl Region {

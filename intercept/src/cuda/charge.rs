@@ -21,6 +21,10 @@ impl Charge {
     /// Charges `bytes`; `None`: they do not fit, even after this process gave back what it holds unused.
     pub(super) fn take(here: Here, device: u8, bytes: u64) -> Option<Self> {
         let charge = Self::take_uncounted(here, device, bytes);
+        let by_figure = || {
+            here.book().wait_for_figure(device.into(), bytes).then(|| Self::take_once(here, device, bytes))?
+        };
+        let charge = charge.or_else(by_figure);
         if charge.is_none() {
             here.book().count_refusal();
         }
@@ -33,9 +37,6 @@ impl Charge {
         let may_fit = || bytes <= here.book().size(device.into()) && Cuda::give_back_unused(here);
         let charge =
             if charge.is_none() && may_fit() { Self::take_once(here, device, bytes) } else { charge };
-        let charge = charge.or_else(|| {
-            here.book().wait_for_figure(device.into(), bytes).then(|| Self::take_once(here, device, bytes))?
-        });
         charge.or_else(|| Self::take_more(here, device, bytes))
     }
 
@@ -48,7 +49,12 @@ impl Charge {
             let room = book.room(device.into()).min(most);
             (room >= bare).then(|| Self::take_once(here, device, room))?
         });
-        charge.or_else(|| Self::take(here, device, bare))
+        // Nobody waits here for a figure: other GPUs' contexts would wait, too.
+        let charge = charge.or_else(|| Self::take_uncounted(here, device, bare));
+        if charge.is_none() {
+            book.count_refusal();
+        }
+        charge
     }
 
     /// Bytes that are charged.

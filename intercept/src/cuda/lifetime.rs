@@ -100,8 +100,9 @@ fn count_out(here: Here, lines: &mut [Line], device: u8) {
         queue::line_ended(here, device);
     }
     let charged = core::mem::take(&mut line.charged);
-    book.release(usize::from(device), charged);
+    // In this order: a charge without its context would raise the limit by figure.
     book.forget_context(usize::from(device), charged);
+    book.release(usize::from(device), charged);
 }
 
 /// Whether the object ends with its context. Pools follow the driver's figures, and physical memory needs no

@@ -20,8 +20,10 @@ fn seen(device: Device, driver_total: u64) -> Seen {
     let mut seen = None;
     each_granted(book, device, |granted| {
         let (total, reach) = (book.size(granted.line), book.within_reach(granted.line));
-        let used = book.held_by_living(granted.line).saturating_sub(book.uncharged(granted.line)).min(total);
-        let reserved = total - reach.clamp(used, total);
+        let uncharged = book.uncharged(granted.line);
+        let used = book.held_by_living(granted.line).saturating_sub(uncharged).min(total);
+        // What is uncharged is in both, and free once.
+        let reserved = total - reach.saturating_sub(uncharged).clamp(used, total);
         let others = seen.unwrap_or(Seen { total: 0, used: 0, reserved: 0 });
         seen = Some(Seen {
             total: others.total.saturating_add(total),
