@@ -10,9 +10,11 @@ use crate::sys;
 
 /// Below this part of the limit the books alone decide.
 const NEAR: u64 = 10;
-/// How long a refusal may wait for the host's first figure of a new context, in nanoseconds. The meter looks twice
-/// before it believes one, and looks every 300 milliseconds.
-const FIRST_FIGURE: u64 = 1_500_000_000;
+/// How long a refusal may wait for the host's first figure of a new context, in nanoseconds. The meter looks every 300
+/// milliseconds and believes a figure at the second look that sees the whole context.
+const FIRST_FIGURE: u64 = 2_500_000_000;
+/// How long the meter may take to notice a new container, in nanoseconds.
+const FIRST_NOTICE: u64 = 500_000_000;
 /// A meter that has not written for longer does not run, in nanoseconds.
 const METER_LIVES: u64 = 1_000_000_000;
 /// Pause between two looks at the figure, in microseconds.
@@ -89,14 +91,18 @@ impl Book {
         if charged == waited || least.saturating_add(bytes) > file.memory(device) {
             return false;
         }
-        let deadline = sys::now().saturating_add(FIRST_FIGURE);
+        let begin = sys::now();
         loop {
             let now = sys::now();
             if line.overhead(|| now).is_some() {
                 return true;
             }
-            let meter_lives = now.saturating_sub(measured.written.load(Relaxed)) < METER_LIVES;
-            if !meter_lives || now >= deadline {
+            let waited = now.saturating_sub(begin);
+            let meter_lives = match measured.written.load(Relaxed) {
+                0 => waited < FIRST_NOTICE, // it has not noticed the container yet, or does not run
+                written => now.saturating_sub(written) < METER_LIVES,
+            };
+            if !meter_lives || waited >= FIRST_FIGURE {
                 return false;
             }
             sys::sleep(PAUSE);

@@ -21,10 +21,6 @@ impl Charge {
     /// Charges `bytes`; `None`: they do not fit, even after this process gave back what it holds unused.
     pub(super) fn take(here: Here, device: u8, bytes: u64) -> Option<Self> {
         let charge = Self::take_uncounted(here, device, bytes);
-        let by_figure = || {
-            here.book().wait_for_figure(device.into(), bytes).then(|| Self::take_once(here, device, bytes))?
-        };
-        let charge = charge.or_else(by_figure);
         if charge.is_none() {
             here.book().count_refusal();
         }
@@ -37,7 +33,10 @@ impl Charge {
         let may_fit = || bytes <= here.book().size(device.into()) && Cuda::give_back_unused(here);
         let charge =
             if charge.is_none() && may_fit() { Self::take_once(here, device, bytes) } else { charge };
-        charge.or_else(|| Self::take_more(here, device, bytes))
+        let charge = charge.or_else(|| Self::take_more(here, device, bytes));
+        // Where memory of the host stands in, it does so without a wait.
+        let waits = || here.book().host_line().is_none() && here.book().wait_for_figure(device.into(), bytes);
+        charge.or_else(|| waits().then(|| Self::take_once(here, device, bytes))?)
     }
 
     /// Charges what the first context of a process costs: the most that was seen, or all that is left if a bare
@@ -50,7 +49,7 @@ impl Charge {
             (room >= bare).then(|| Self::take_once(here, device, room))?
         });
         // Nobody waits here for a figure: other GPUs' contexts would wait, too.
-        let charge = charge.or_else(|| Self::take_uncounted(here, device, bare));
+        let charge = charge.or_else(|| Self::take_more(here, device, bare));
         if charge.is_none() {
             book.count_refusal();
         }
