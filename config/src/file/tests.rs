@@ -22,7 +22,10 @@ fn load(texts: &[&str]) -> Result<Config, ConfigError> {
 #[test]
 fn the_shipped_file_is_whole_and_companions_lie_beside_the_program() {
     let config = load(&[]).unwrap();
-    assert_eq!(config.roots, Roots::default());
+    assert_eq!(
+        config.roots,
+        Roots { unusable_memory: DeviceMemory::from_bytes(16 << 20), ..Roots::default() }
+    );
     assert_eq!(config.paths.state, Path::new("/run/gpushare"));
     assert_eq!(config.paths.cache, Path::new("/var/cache/gpushare"));
     assert_eq!(config.paths.hook, Path::new("/opt/gpushare/bin/gpushare-hook"));

@@ -48,7 +48,7 @@ fn the_containers_of_a_claim_share_one_budget_that_ends_with_the_claim() {
         let other = node.kubelet.bundle(Bundle::with_probe(), "pod", &devices, false);
         let (first, second) = (runtime.run(&holder), runtime.run(&other));
         wait_until_it_holds(&first);
-        let report = Report::of(&second, &["10GiB", "9GiB"]);
+        let report = Report::of(&second, &["10GiB", "8GiB"]);
         report.assert_size(30 * GIB);
         assert_eq!(report.allocations(), [OUT_OF_MEMORY, SUCCESS], "{low_level:?}");
         assert_eq!(node.left().0, 1, "one lease for both");
