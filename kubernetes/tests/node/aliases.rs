@@ -292,7 +292,7 @@ fn pods_of_hamis_documents_get_what_those_tell() {
     }
     // Two that name nothing share no GPU, and a third finds none.
     let got = cluster.run("as-normal", &hami(1, &[]), &json!({})).expect("it runs");
-    assert_eq!((got.gpus, got.size), (1, WHOLE));
+    assert_eq!((got.gpus, got.size), (1, 80 * GIB));
     let exclusive = hami(2, &[("gpumem-percentage", 100), ("gpucores", 100)]);
     let told = cluster.run("exclusive", &exclusive, &json!({})).err().expect("there are no two left");
     assert!(told.contains("2 GPUs (all memory and 100 % of compute each) are not free"), "{told}");
