@@ -131,7 +131,7 @@ pub struct PartView {
     pub limit_bytes: Option<u64>,
     /// Memory in use, in bytes: by the driver's count where that is known, else by the container's books.
     pub used_bytes: u64,
-    /// What contexts and the code loaded into them take of that, in bytes; `None` where it is not known.
+    /// The part of it that contexts and their code take, in bytes; `None` where it is not known.
     pub context_bytes: Option<u64>,
     /// Memory that the books do not explain, in bytes.
     pub unbooked_bytes: u64,

@@ -58,8 +58,8 @@ impl<'nvml> Gpu<'nvml> {
         }
     }
 
-    /// Host pids of the processes that compute on the GPU now, each with its device memory in bytes where the driver
-    /// reports it; `None` where the driver lists no processes.
+    /// Host pids of the processes that compute on the GPU now, each with its device memory in bytes where the
+    /// driver reports it; `None` where the driver lists no processes.
     pub fn processes(&self) -> Option<Vec<(u32, Option<u64>)>> {
         let listed = self.device.running_compute_processes().ok()?;
         let memory = |process: &ProcessInfo| match process.used_gpu_memory {

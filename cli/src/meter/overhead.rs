@@ -1,5 +1,5 @@
-//! Measures what containers' contexts really take of a GPU: the driver's count of their processes, less what their books
-//! say that programs allocated.
+//! Measures what containers' contexts really take of a GPU: the driver's count of their processes, less
+//! what their books say that programs allocated.
 
 use std::collections::HashMap;
 
@@ -7,11 +7,11 @@ use gpushare_region::{DeviceUsage, Overhead};
 
 use super::audit::Held;
 
-/// What earlier polls found, by lease and line.
+/// Results of earlier polls, by lease and line.
 #[derive(Debug, Default)]
 pub struct Overheads(HashMap<(i64, usize), Known>);
 
-/// What is known of one container's contexts on one GPU.
+/// State of one container's contexts on one GPU.
 #[derive(Debug, Default)]
 struct Known {
     /// The last valid poll.
@@ -23,33 +23,33 @@ struct Known {
 /// One poll, sizes in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Poll {
-    /// What the books charge for contexts.
+    /// Charge for contexts in the books.
     charged: u64,
     /// How many processes the driver counts.
     processes: u32,
-    /// What contexts take.
+    /// Memory that contexts take.
     taken: u64,
 }
 
-/// What the limits file should say after a poll.
+/// Change to the limits file after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// This; `None` where the container has no contexts.
+    /// Write this; `None` where the container has no contexts.
     Is(Option<Overhead>),
-    /// What it says already, until that is too old.
+    /// Write nothing: the figure in the file stays until it is too old.
     Unknown,
 }
 
 impl Overheads {
-    /// Evaluates one poll: the books `before` and `after` the driver was asked, and its count `held`, `None` where the
-    /// driver failed or does not report memory by process.
+    /// Evaluates one poll: the books `before` and `after` the driver was asked, and its count `held`, `None`
+    /// where the driver failed or does not report memory by process.
     ///
-    /// A poll is valid if the books did not change meanwhile, because a free between the readings would look like a
-    /// context. Two consecutive valid polls must see the same contexts, because a new context is still growing. Of
-    /// the two results the one that is closer to the charge counts.
+    /// A poll is valid if the books did not change meanwhile, because a free between the readings would look
+    /// like a context. Two consecutive valid polls must see the same contexts, because a new context is still
+    /// growing. The result that is closer to the charge counts.
     ///
-    /// A known excess holds until two valid polls replace it: code that was loaded does not go away because a process
-    /// started, or because the driver did not answer.
+    /// A known excess holds until two valid polls replace it: code that was loaded does not go away because a
+    /// process started, or because the driver did not answer.
     pub fn poll(
         &mut self,
         key: (i64, usize),
@@ -89,7 +89,7 @@ impl Overheads {
 }
 
 impl Known {
-    /// After a poll that says nothing: what is known of an excess, beside contexts that are charged as `charged`.
+    /// Repeats a known excess after an invalid poll, for contexts that are charged as `charged`.
     fn in_doubt(&self, charged: u64) -> Figure {
         if self.excess == 0 {
             return Figure::Unknown;

@@ -131,7 +131,7 @@ struct Session<'a> {
     owners: Owners,
     audit: Audit,
     overheads: Overheads,
-    /// What contexts were seen to cost on this node.
+    /// Measured cost of contexts on this node.
     costs: ContextCosts,
     /// When what contexts take was last looked at.
     weighed: Instant,
@@ -257,8 +257,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Notes the processes on GPUs, since a short one may have ended by the time of its first sample, and publishes
-    /// what the containers' contexts take.
+    /// Notes the processes on GPUs, since a short one may have ended by the time of its first sample, and
+    /// publishes what the containers' contexts take.
     fn look_at_processes(&mut self) {
         let weighs = self.weighed.elapsed() >= CONTEXTS;
         if weighs {
@@ -554,7 +554,7 @@ fn read_books(kept: &Kept, state: &Path, lease: &Lease, running: &Running) -> Re
     }
 }
 
-/// What the driver counts of each lease; `None` for one of whose processes it does not report the memory.
+/// The driver's count by lease; `None` where it does not report the memory of one of the lease's processes.
 fn held_by_lease(
     processes: &[(u32, Option<u64>)],
     mut owner: impl FnMut(u32) -> Option<i64>,

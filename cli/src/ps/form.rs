@@ -74,7 +74,7 @@ pub struct Part {
     driver_bytes: Option<u64>,
     /// The driver's count less the books, in bytes.
     drift: Option<i64>,
-    /// What contexts and the code loaded into them take of the driver's count, in bytes; null where that is unknown.
+    /// The part of the driver's count that contexts and their code take, in bytes; null where it is unknown.
     context_bytes: Option<u64>,
     /// What the books charge for contexts, in bytes.
     context_charged_bytes: Option<u64>,
