@@ -337,13 +337,14 @@ fn assert_returns(config: &Path, context: &str) {
     assert!(returned, "{context}: {:?}", leases(config));
 }
 
-/// The log's lines about the container `id`, each as `MESSAGE REASON`.
+/// The log's lines about the leases of the container `id`, each as `MESSAGE REASON`.
 fn told(log: &Path, id: &str) -> Vec<String> {
     let text = fs::read_to_string(log).expect("there is a log");
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line is an object"));
     let about = lines.map(|mut line| line["fields"].take()).filter(|fields| fields["container"] == id);
     let word = |field: &Value| field.as_str().unwrap_or_default().to_owned();
-    about.map(|fields| format!("{} {}", word(&fields["message"]), word(&fields["reason"]))).collect()
+    let of_leases = about.filter(|fields| word(&fields["message"]).starts_with("lease "));
+    of_leases.map(|fields| format!("{} {}", word(&fields["message"]), word(&fields["reason"]))).collect()
 }
 
 #[test]
