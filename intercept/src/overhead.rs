@@ -13,7 +13,8 @@ const NEAR: u64 = 10;
 /// How long a refusal may wait for the host's first figure of a new context, in nanoseconds. The meter looks every 300
 /// milliseconds and believes a figure at the second look that sees the whole context.
 const FIRST_FIGURE: u64 = 2_500_000_000;
-/// How long the meter may take to notice a new container, in nanoseconds.
+/// How long the meter may take to notice a new container, in nanoseconds. After that no allocation of the container
+/// waits for it.
 const FIRST_NOTICE: u64 = 500_000_000;
 /// A meter that has not written for longer does not run, in nanoseconds.
 const METER_LIVES: u64 = 1_000_000_000;
@@ -99,7 +100,8 @@ impl Book {
             }
             let waited = now.saturating_sub(begin);
             let meter_lives = match measured.written.load(Relaxed) {
-                0 => waited < FIRST_NOTICE, // it has not noticed the container yet, or does not run
+                // It has not noticed the container yet, or does not run.
+                0 => now.saturating_sub(first_wait(usage, begin)) < FIRST_NOTICE,
                 written => now.saturating_sub(written) < METER_LIVES,
             };
             if !meter_lives || waited >= FIRST_FIGURE {
@@ -107,5 +109,13 @@ impl Book {
             }
             sys::sleep(PAUSE);
         }
+    }
+}
+
+/// When an allocation of the container first waited for the meter: at `now`, if none has before.
+fn first_wait(usage: &UsageFile, now: u64) -> u64 {
+    match usage.header.first_wait.compare_exchange(0, now, Relaxed, Relaxed) {
+        Ok(_) => now,
+        Err(before) => before,
     }
 }

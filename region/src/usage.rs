@@ -68,7 +68,9 @@ pub struct UsageHeader {
     pub buckets: [Bucket; MAX_DEVICES],
     /// What the container wishes that its memory limit on each device were.
     pub wishes: [Wish; MAX_DEVICES],
-    reserved: [AtomicU64; 288],
+    /// When an allocation first waited for a sign of the meter, as monotonic time in nanoseconds; 0: none has.
+    pub first_wait: AtomicU64,
+    reserved: [AtomicU64; 287],
 }
 
 /// A wish for a higher memory limit. The meter reads it, and answers with its number
