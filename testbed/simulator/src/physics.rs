@@ -27,8 +27,8 @@ pub struct Physics {
     pub delay: [u64; 2],
     /// How many windows NVML keeps.
     pub kept: u32,
-    /// Whether a window names only the process that was resident at one moment of it, with [`DRAWN_PERCENT`].
-    /// Otherwise it has the exact part of each process.
+    /// Whether a window names one process alone, at a moment of the GPU's work that is drawn, with all that the GPU
+    /// worked in the window, at most [`DRAWN_PERCENT`]. Otherwise it has the exact part of each process.
     pub draws: bool,
     /// Bytes that NVML reports as reserved for the driver, above what CUDA reports as the total.
     pub reserved: u64,
@@ -36,7 +36,7 @@ pub struct Physics {
     pub bounds_arrays: bool,
 }
 
-/// What NVML reports for the process that a window names.
+/// The most that NVML reports for the process that a window names.
 pub const DRAWN_PERCENT: u32 = 99;
 
 /// An NVIDIA H200 with driver 580, as docs/measured.md has it.

@@ -172,20 +172,6 @@ pub struct Busy {
     pub time: u64,
 }
 
-/// A process is still at work on a GPU this long after its last kernel, for who looks at one moment: in nanoseconds.
-const AFTERGLOW: u64 = 1_000_000;
-
-/// The process whose work was on `gpu` at the moment `at` of the device clock; `None` if the GPU was idle.
-#[must_use]
-pub fn resident(gpu: &Gpu, session: &Session, at: u64) -> Option<Owner> {
-    let _guard = session.lock(&gpu.time_lock);
-    if in_turns(gpu) {
-        slices::advance(gpu, session);
-    }
-    let recent = runs::newest(gpu, |run| run.end.load(Ordering::Acquire).saturating_add(AFTERGLOW) > at);
-    recent.into_iter().find(|run| run.start.load(Ordering::Relaxed) <= at).map(runs::owner)
-}
-
 /// How long each process kept `gpu` busy between the moments `from` and `to` of the device clock.
 #[must_use]
 pub fn busy(gpu: &Gpu, session: &Session, from: u64, to: u64) -> Vec<Busy> {

@@ -7,7 +7,7 @@ use gpushare_simulator::clock;
 use gpushare_simulator::lock::Owner;
 use gpushare_simulator::physics::DRAWN_PERCENT;
 use gpushare_simulator::state::Gpu;
-use gpushare_simulator::timeline::{busy, resident};
+use gpushare_simulator::timeline::busy;
 
 use crate::abi::{Code, Handle, Out, Result};
 use crate::node::{Node, gpu, node, session};
@@ -54,20 +54,32 @@ impl Window {
         Ok(u32::try_from((time * 100 + half) / self.length).unwrap_or(100).min(100))
     }
 
-    /// The process that a draw names; `None` if the GPU was idle at the drawn moment, or the node does not draw.
-    fn drawn(&self, gpu: &Gpu) -> Result<Option<Owner>> {
-        let moment = self.end - self.length + node()?.reader.state.physics.moment_of(self.number);
-        Ok(resident(gpu, session()?, moment))
+    /// The process that a draw names, with the percent in which the GPU worked for anybody; `None` if it was idle.
+    ///
+    /// The draw falls on a moment of the GPU's work. So a process that has the GPU alone gets its own part, as a
+    /// limit alone held on the card, and one of several gets all of it.
+    fn drawn(&self, gpu: &Gpu) -> Result<Option<Part>> {
+        let all = busy(gpu, session()?, self.end - self.length, self.end);
+        let worked: u64 = all.iter().map(|one| one.time).sum();
+        let moment = node()?.reader.state.physics.moment_of(self.number);
+        let drawn = u128::from(worked) * u128::from(moment) / u128::from(self.length);
+        let mut before = 0;
+        let named = all.iter().find(|one| {
+            before += u128::from(one.time);
+            drawn < before
+        });
+        let (slice, switch) =
+            (gpu.turns.slice.load(Ordering::Relaxed), gpu.turns.switch.load(Ordering::Relaxed));
+        // The GPU counts as busy while it switches from one process to another.
+        let switches = if all.len() > 1 && slice > 0 { worked / slice * switch } else { 0 };
+        let percent = self.percent(worked + switches)?.min(DRAWN_PERCENT);
+        Ok(named.map(|one| Part { owner: one.owner, percent }))
     }
 
     /// The parts of the processes in the window, dead ones included.
     fn parts(&self, gpu: &Gpu) -> Result<Vec<Part>> {
         if draws()? {
-            return Ok(self
-                .drawn(gpu)?
-                .map(|owner| Part { owner, percent: DRAWN_PERCENT })
-                .into_iter()
-                .collect());
+            return Ok(self.drawn(gpu)?.into_iter().collect());
         }
         let all = busy(gpu, session()?, self.end - self.length, self.end);
         all.iter().map(|one| Ok(Part { owner: one.owner, percent: self.percent(one.time)? })).collect()
@@ -76,7 +88,7 @@ impl Window {
     /// Percent of the window that all processes used, dead ones included.
     fn utilisation(&self, gpu: &Gpu) -> Result<u32> {
         if draws()? {
-            return Ok(self.drawn(gpu)?.map_or(0, |_| DRAWN_PERCENT));
+            return Ok(self.drawn(gpu)?.map_or(0, |part| part.percent));
         }
         let all = busy(gpu, session()?, self.end - self.length, self.end);
         self.percent(all.iter().map(|one| one.time).sum())
