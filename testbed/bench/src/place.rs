@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
+use gpushare_region::ContextCost;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::node::{MODEL, SimulatedNode};
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
@@ -15,10 +16,14 @@ use gpushare_tests::{artifacts, command};
 /// Variable with the path of a peer's library to preload: HAMi-core's `libvgpu.so`.
 pub const PEER: &str = "HAMI_CORE";
 
+/// Bytes that the interception library charges for a process's contexts where no real one was seen.
+pub const CONTEXT: u64 = ContextCost::UNKNOWN.most;
+
 /// A node on which a context costs as much as the interception library assumes. Books and limit can then be
 /// compared to the byte. `more` are further arguments for `gpushare-simulator create`.
 pub fn node(more: &[&str]) -> SimulatedNode {
-    SimulatedNode::with(1, MODEL, "80GiB", &[&["--context", "320MiB"], more].concat())
+    let context = format!("{}MiB", CONTEXT >> 20);
+    SimulatedNode::with(1, MODEL, "80GiB", &[&["--context", &*context], more].concat())
 }
 
 /// A container that sleeps and has a share, with the runtime that makes it.

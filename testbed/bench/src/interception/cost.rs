@@ -9,9 +9,9 @@ use crate::measure::Sample;
 use crate::place::{self, Limited, OnHost};
 use crate::table::{Row, Table};
 
-/// Enough for 64 processes with a context of 320 MiB each, and for allocations.
-const MEMORY: &str = "40GiB";
-const MEMORY_MIB: u64 = 40 << 10;
+/// Enough for 64 processes with a context of 776 MiB each, and for allocations.
+const MEMORY: &str = "60GiB";
+const MEMORY_MIB: u64 = 60 << 10;
 /// A compute limit that these loops never reach.
 const CORES: u32 = 90;
 const NS: i64 = 1000;

@@ -10,8 +10,6 @@ use crate::table::{Row, Table};
 const LIMIT: &str = "8GiB";
 const LIMIT_MIB: u64 = 8 << 10;
 const MIB: u64 = 1 << 20;
-/// Bytes that a context costs on the node and in the interception library's books.
-const CONTEXT: u64 = 320 * MIB;
 /// Time that the driver takes for an allocation, nanoseconds; so long that a race between check and use would
 /// show.
 const SLOW: &str = "200000";
@@ -104,7 +102,7 @@ fn reached(attempt: &Try, most: u64, told: &str, limit: u64) -> Result<()> {
     let held =
         told.lines().map(|line| number(line).with_context(|| format!("no line of the client: {line:?}")));
     let held = held.collect::<Result<Vec<_>>>()?;
-    let due = (limit - attempt.processes * CONTEXT) / 10 * 7;
+    let due = (limit - attempt.processes * place::CONTEXT) / 10 * 7;
     match held.iter().find(|held| **held < due) {
         Some(little) => bail!("{}: only {little} bytes were granted in a round", attempt.what),
         None if held.len() != attempt.rounds => bail!("{}: rounds are missing", attempt.what),
