@@ -1,0 +1,265 @@
+//! The binary interface of NVIDIA's resource manager (RM), as programs call it by `ioctl`: numbers, sizes and offsets.
+//!
+//! RM decides by the number and the size of a call alone and ignores its type and direction. Most structures are
+//! the same in all releases from 515 to 595; [`Era`] has those that are not. The values come from the headers of
+//! NVIDIA's open kernel modules; a test compares them with a table that a C compiler printed for each release.
+
+mod class;
+mod era;
+#[cfg(test)]
+mod tests;
+
+pub use class::{Class, Kind};
+pub use era::{Era, Version};
+
+/// Number of a call that RM serves (`_IOC_NR`).
+pub mod number {
+    /// NV_ESC_RM_FREE.
+    pub const FREE: u8 = 0x29;
+    /// NV_ESC_RM_CONTROL.
+    pub const CONTROL: u8 = 0x2a;
+    /// NV_ESC_RM_ALLOC.
+    pub const ALLOC: u8 = 0x2b;
+    /// NV_ESC_RM_DUP_OBJECT.
+    pub const DUP_OBJECT: u8 = 0x34;
+    /// NV_ESC_RM_VID_HEAP_CONTROL, which allocates in the way of older drivers.
+    pub const VID_HEAP_CONTROL: u8 = 0x4a;
+    /// NV_ESC_IOCTL_XFER_CMD, which carries another call in a structure of its own.
+    pub const TRANSFER: u8 = 0xd3;
+}
+
+/// UVM_MAP_EXTERNAL_ALLOCATION of /dev/nvidia-uvm: a whole command, without a size.
+pub const UVM_MAP_EXTERNAL: u32 = 33;
+
+/// An RM status (`NV_STATUS`), 0 for success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status(pub u32);
+
+impl Status {
+    /// The call was done.
+    pub const OK: Self = Self(0);
+    /// NV_ERR_INSERT_DUPLICATE_NAME: the client has an object of this handle already.
+    pub const DUPLICATE: Self = Self(0x19);
+    /// NV_ERR_INSUFFICIENT_RESOURCES.
+    pub const INSUFFICIENT_RESOURCES: Self = Self(0x1a);
+    /// NV_ERR_INVALID_ADDRESS: a pointer in the parameters cannot be read.
+    pub const INVALID_ADDRESS: Self = Self(0x1e);
+    /// NV_ERR_INVALID_ARGUMENT.
+    pub const INVALID_ARGUMENT: Self = Self(0x1f);
+    /// NV_ERR_OBJECT_NOT_FOUND.
+    pub const NOT_FOUND: Self = Self(0x57);
+    /// NV_ERR_NO_MEMORY. CUDA reports it as CUDA_ERROR_OUT_OF_MEMORY.
+    pub const NO_MEMORY: Self = Self(0x51);
+}
+
+/// Size in bytes and offsets of NVOS21_PARAMETERS, the short form of [`number::ALLOC`], and of the fields that
+/// its long form NVOS64_PARAMETERS has at the same places.
+pub mod alloc {
+    /// Size of the short form.
+    pub const SHORT: usize = 32;
+    /// hRoot, u32: the client.
+    pub const CLIENT: usize = 0;
+    /// hObjectParent, u32.
+    pub const PARENT: usize = 4;
+    /// hObjectNew, u32: 0 lets RM choose a handle.
+    pub const HANDLE: usize = 8;
+    /// hClass, u32.
+    pub const CLASS: usize = 12;
+    /// pAllocParms, u64: address of the class's own parameters, or 0.
+    pub const PARAMETERS: usize = 16;
+    /// pRightsRequested, u64: address of an RS_ACCESS_MASK or 0; in the long form alone.
+    pub const RIGHTS: usize = 24;
+    /// Size of RS_ACCESS_MASK.
+    pub const RIGHTS_SIZE: usize = 4;
+    /// The flag that says that the parameters are serialised, from 525 on.
+    pub const SERIALISED: u32 = 1;
+}
+
+/// NVOS00_PARAMETERS, of [`number::FREE`].
+pub mod free {
+    /// Its size.
+    pub const SIZE: usize = 16;
+    /// hRoot, u32: the client.
+    pub const CLIENT: usize = 0;
+    /// hObjectParent, u32. RM ignores it.
+    pub const PARENT: usize = 4;
+    /// hObjectOld, u32.
+    pub const HANDLE: usize = 8;
+    /// status, u32.
+    pub const STATUS: usize = 12;
+}
+
+/// NVOS54_PARAMETERS, of [`number::CONTROL`].
+pub mod control {
+    /// Its size.
+    pub const SIZE: usize = 32;
+    /// hClient, u32.
+    pub const CLIENT: usize = 0;
+    /// hObject, u32.
+    pub const OBJECT: usize = 4;
+    /// cmd, u32.
+    pub const COMMAND: usize = 8;
+    /// params, u64: address of the command's own parameters.
+    pub const PARAMETERS: usize = 16;
+    /// paramsSize, u32. RM refuses any other size than its own.
+    pub const PARAMETERS_SIZE: usize = 24;
+    /// status, u32.
+    pub const STATUS: usize = 28;
+    /// The commands of a root client that hand objects to other processes by descriptor (0x3d01 and above).
+    pub const EXPORTS: core::ops::RangeInclusive<u32> = 0x3d00..=0x3dff;
+}
+
+/// NVOS55_PARAMETERS, of [`number::DUP_OBJECT`].
+pub mod duplicate {
+    /// Its size.
+    pub const SIZE: usize = 28;
+    /// hClient, u32: the client that gets the duplicate.
+    pub const CLIENT: usize = 0;
+    /// hParent, u32.
+    pub const PARENT: usize = 4;
+    /// hObject, u32: the duplicate's handle; 0 lets RM choose.
+    pub const HANDLE: usize = 8;
+    /// status, u32.
+    pub const STATUS: usize = 24;
+}
+
+/// NVOS32_PARAMETERS, of [`number::VID_HEAP_CONTROL`]. `data` at 40 is a union by `function`.
+pub mod heap {
+    /// Its size.
+    pub const SIZE: usize = 184;
+    /// hRoot, u32: the client.
+    pub const CLIENT: usize = 0;
+    /// hObjectParent, u32.
+    pub const PARENT: usize = 4;
+    /// function, u32.
+    pub const FUNCTION: usize = 8;
+    /// status, u32.
+    pub const STATUS: usize = 20;
+    /// data.*.hMemory, u32, in all functions here.
+    pub const HANDLE: usize = 44;
+    /// data.*.flags, u32, in all allocating functions.
+    pub const FLAGS: usize = 52;
+    /// NVOS32_FUNCTION_ALLOC_SIZE.
+    pub const ALLOC_SIZE: u32 = 2;
+    /// NVOS32_FUNCTION_FREE.
+    pub const FREE: u32 = 3;
+    /// NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT. RM works the size out as height × pitch.
+    pub const ALLOC_TILED_PITCH_HEIGHT: u32 = 6;
+    /// NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
+    pub const ALLOC_SIZE_RANGE: u32 = 14;
+    /// data.AllocSize.attr and data.AllocSizeRange.attr, u32.
+    pub const ATTRIBUTES: usize = 56;
+    /// data.AllocTiledPitchHeight.attr, u32.
+    pub const PITCH_ATTRIBUTES: usize = 64;
+    /// data.AllocSize.size and data.AllocTiledPitchHeight.size, u64.
+    pub const LENGTH: usize = 88;
+    /// data.AllocSizeRange.size, u64.
+    pub const RANGE_LENGTH: usize = 80;
+    /// AllocTiledPitchHeight.height, u32.
+    pub const HEIGHT: usize = 56;
+    /// AllocTiledPitchHeight.pitch, i32.
+    pub const PITCH: usize = 60;
+}
+
+/// nv_ioctl_xfer_t, of [`number::TRANSFER`].
+pub mod transfer {
+    /// Its size.
+    pub const SIZE: usize = 16;
+    /// cmd, u32: the number of the call that it carries. RM compares all 32 bits.
+    pub const COMMAND: usize = 0;
+    /// size, u32: the size of that call's structure.
+    pub const LENGTH: usize = 4;
+    /// ptr, u64: where the structure is.
+    pub const ADDRESS: usize = 8;
+}
+
+/// NV_MEMORY_ALLOCATION_PARAMS, of device memory and of ranges of virtual memory.
+pub mod memory {
+    /// flags, u32.
+    pub const FLAGS: usize = 8;
+    /// size, u64, in bytes; RM writes the size that it really took.
+    pub const LENGTH: usize = 64;
+    /// NVOS32_ALLOC_FLAGS_LAZY: page tables are made when something is mapped.
+    pub const LAZY: u32 = 0x400;
+    /// NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED: [`super::heap::HANDLE`] is the program's choice.
+    pub const HANDLE_PROVIDED: u32 = 0x4000;
+    /// NVOS32_ALLOC_FLAGS_VIRTUAL: the call makes a range of virtual memory.
+    pub const VIRTUAL: u32 = 0x8_0000;
+    /// NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED: somebody else makes the page tables.
+    pub const EXTERNALLY_MANAGED: u32 = 0x40_0000;
+    /// The bits of `attr` that say where the memory is: 0 on the device.
+    pub const LOCATION: u32 = 0x600_0000;
+    /// The smallest piece that the driver's page allocator hands out, in bytes.
+    pub const PIECE: u64 = 64 << 10;
+}
+
+/// NV2080_CTRL_GPU_GET_PID_INFO: what RM counts for processes on one GPU.
+pub mod pid_info {
+    /// The command.
+    pub const COMMAND: u32 = 0x2080_018e;
+    /// Size of its parameters.
+    pub const SIZE: usize = 14408;
+    /// pidInfoListCount, u32.
+    pub const COUNT: usize = 0;
+    /// pidInfoList: entries of [`ENTRY`] bytes.
+    pub const LIST: usize = 8;
+    /// Size of an entry.
+    pub const ENTRY: usize = 72;
+    /// How many processes one call can ask for.
+    pub const MOST: usize = 200;
+    /// pid, u32, in the asking task's namespace.
+    pub const PID: usize = 0;
+    /// result, u32: a status of this entry.
+    pub const RESULT: usize = 8;
+    /// data.vidMemUsage.memPrivate, u64: bytes with one handle in the whole system.
+    pub const PRIVATE: usize = 16;
+    /// data.vidMemUsage.memSharedOwned, u64: bytes that this process owns, and that have duplicates.
+    pub const SHARED: usize = 24;
+}
+
+/// NV2080_CTRL_CMD_FB_GET_INFO_V2: figures of the whole GPU. Its size is the [`Era`]'s.
+pub mod framebuffer_info {
+    /// The command.
+    pub const COMMAND: u32 = 0x2080_1303;
+    /// fbInfoListSize, u32.
+    pub const COUNT: usize = 0;
+    /// fbInfoList: pairs of index (u32) and data (u32, KiB).
+    pub const LIST: usize = 4;
+    /// NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE.
+    pub const HEAP_SIZE: u32 = 0x9;
+    /// NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE.
+    pub const HEAP_FREE: u32 = 0x16;
+}
+
+/// NV2080_CTRL_CMD_GPU_GET_GID_INFO: a GPU's UUID.
+pub mod gid_info {
+    /// The command.
+    pub const COMMAND: u32 = 0x2080_014a;
+    /// Size of its parameters.
+    pub const SIZE: usize = 268;
+    /// flags, u32.
+    pub const FLAGS: usize = 4;
+    /// NV2080_GPU_CMD_GPU_GET_GID_FLAGS: SHA1 in binary form.
+    pub const BINARY: u32 = 2;
+    /// length, u32.
+    pub const LENGTH: usize = 8;
+    /// data, the UUID's bytes from left to right.
+    pub const DATA: usize = 12;
+}
+
+/// The u32 at `offset`; 0 where the bytes end before.
+pub fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
+}
+
+/// The u64 at `offset`; 0 where the bytes end before.
+pub fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_ne_bytes(*word))
+}
+
+/// Writes `value` at `offset`. Bytes beyond the end are not written.
+pub fn put(bytes: &mut [u8], offset: usize, value: &[u8]) {
+    if let Some(room) = bytes.get_mut(offset..offset + value.len()) {
+        room.copy_from_slice(value);
+    }
+}

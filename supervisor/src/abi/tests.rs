@@ -1,0 +1,156 @@
+//! The interface beside what a C compiler printed of NVIDIA's own headers, for 23 releases.
+
+use std::collections::HashMap;
+
+use super::*;
+
+const VALUES: &str = include_str!("../../fixtures/abi.tsv");
+const CLASSES: &str = include_str!("../../fixtures/classes.tsv");
+
+/// What this code says, by the headers' names.
+fn said(era: &Era) -> Vec<(&'static str, usize)> {
+    let word = |value: u32| value as usize;
+    let flags = era.long_flags.map(|flags| ("offsetof(NVOS64_PARAMETERS, flags)", flags));
+    let mut said = vec![
+        ("sizeof(NVOS21_PARAMETERS)", alloc::SHORT),
+        ("sizeof(NVOS64_PARAMETERS)", era.long),
+        ("sizeof(NVOS00_PARAMETERS)", free::SIZE),
+        ("sizeof(NVOS54_PARAMETERS)", control::SIZE),
+        ("sizeof(NVOS55_PARAMETERS)", duplicate::SIZE),
+        ("sizeof(NVOS32_PARAMETERS)", heap::SIZE),
+        ("sizeof(nv_ioctl_xfer_t)", transfer::SIZE),
+        ("sizeof(NV_MEMORY_ALLOCATION_PARAMS)", era.memory),
+        ("sizeof(NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS)", Class(0xa06c).performed(era).unwrap()),
+        ("sizeof(NV_VASPACE_ALLOCATION_PARAMETERS)", Class(0x90f1).performed(era).unwrap()),
+        ("sizeof(NV2080_ALLOC_PARAMETERS)", Class::SUBDEVICE_PARAMETERS),
+        ("sizeof(NV2080_CTRL_GPU_GET_PID_INFO_PARAMS)", pid_info::SIZE),
+        ("sizeof(NV2080_CTRL_GPU_PID_INFO)", pid_info::ENTRY),
+        ("sizeof(NV2080_CTRL_FB_GET_INFO_V2_PARAMS)", era.framebuffer_info),
+        ("sizeof(NV2080_CTRL_GPU_GET_GID_INFO_PARAMS)", gid_info::SIZE),
+        ("sizeof(RS_ACCESS_MASK)", alloc::RIGHTS_SIZE),
+        ("offsetof(NVOS21_PARAMETERS, hRoot)", alloc::CLIENT),
+        ("offsetof(NVOS21_PARAMETERS, hObjectParent)", alloc::PARENT),
+        ("offsetof(NVOS21_PARAMETERS, hObjectNew)", alloc::HANDLE),
+        ("offsetof(NVOS21_PARAMETERS, hClass)", alloc::CLASS),
+        ("offsetof(NVOS21_PARAMETERS, pAllocParms)", alloc::PARAMETERS),
+        ("offsetof(NVOS21_PARAMETERS, status)", era.short_status),
+        ("offsetof(NVOS64_PARAMETERS, hRoot)", alloc::CLIENT),
+        ("offsetof(NVOS64_PARAMETERS, hObjectParent)", alloc::PARENT),
+        ("offsetof(NVOS64_PARAMETERS, hObjectNew)", alloc::HANDLE),
+        ("offsetof(NVOS64_PARAMETERS, hClass)", alloc::CLASS),
+        ("offsetof(NVOS64_PARAMETERS, pAllocParms)", alloc::PARAMETERS),
+        ("offsetof(NVOS64_PARAMETERS, pRightsRequested)", alloc::RIGHTS),
+        ("offsetof(NVOS64_PARAMETERS, status)", era.long_status),
+        ("offsetof(NVOS00_PARAMETERS, hRoot)", free::CLIENT),
+        ("offsetof(NVOS00_PARAMETERS, hObjectParent)", free::PARENT),
+        ("offsetof(NVOS00_PARAMETERS, hObjectOld)", free::HANDLE),
+        ("offsetof(NVOS00_PARAMETERS, status)", free::STATUS),
+        ("offsetof(NVOS54_PARAMETERS, hClient)", control::CLIENT),
+        ("offsetof(NVOS54_PARAMETERS, hObject)", control::OBJECT),
+        ("offsetof(NVOS54_PARAMETERS, cmd)", control::COMMAND),
+        ("offsetof(NVOS54_PARAMETERS, params)", control::PARAMETERS),
+        ("offsetof(NVOS54_PARAMETERS, paramsSize)", control::PARAMETERS_SIZE),
+        ("offsetof(NVOS54_PARAMETERS, status)", control::STATUS),
+        ("offsetof(NVOS55_PARAMETERS, hClient)", duplicate::CLIENT),
+        ("offsetof(NVOS55_PARAMETERS, hParent)", duplicate::PARENT),
+        ("offsetof(NVOS55_PARAMETERS, hObject)", duplicate::HANDLE),
+        ("offsetof(NVOS55_PARAMETERS, status)", duplicate::STATUS),
+        ("offsetof(nv_ioctl_xfer_t, cmd)", transfer::COMMAND),
+        ("offsetof(nv_ioctl_xfer_t, size)", transfer::LENGTH),
+        ("offsetof(nv_ioctl_xfer_t, ptr)", transfer::ADDRESS),
+        ("offsetof(NV_MEMORY_ALLOCATION_PARAMS, flags)", memory::FLAGS),
+        ("offsetof(NV_MEMORY_ALLOCATION_PARAMS, size)", memory::LENGTH),
+        ("offsetof(NV2080_CTRL_GPU_GET_PID_INFO_PARAMS, pidInfoListCount)", pid_info::COUNT),
+        ("offsetof(NV2080_CTRL_GPU_GET_PID_INFO_PARAMS, pidInfoList)", pid_info::LIST),
+        ("offsetof(NV2080_CTRL_GPU_PID_INFO, pid)", pid_info::PID),
+        ("offsetof(NV2080_CTRL_GPU_PID_INFO, result)", pid_info::RESULT),
+        ("offsetof(NV2080_CTRL_GPU_PID_INFO, data.vidMemUsage.memPrivate)", pid_info::PRIVATE),
+        ("offsetof(NV2080_CTRL_GPU_PID_INFO, data.vidMemUsage.memSharedOwned)", pid_info::SHARED),
+        ("offsetof(NV2080_CTRL_FB_GET_INFO_V2_PARAMS, fbInfoListSize)", framebuffer_info::COUNT),
+        ("offsetof(NV2080_CTRL_FB_GET_INFO_V2_PARAMS, fbInfoList)", framebuffer_info::LIST),
+        ("offsetof(NV2080_CTRL_GPU_GET_GID_INFO_PARAMS, flags)", gid_info::FLAGS),
+        ("offsetof(NV2080_CTRL_GPU_GET_GID_INFO_PARAMS, length)", gid_info::LENGTH),
+        ("offsetof(NV2080_CTRL_GPU_GET_GID_INFO_PARAMS, data)", gid_info::DATA),
+        ("offsetof(NVOS32_PARAMETERS, hRoot)", heap::CLIENT),
+        ("offsetof(NVOS32_PARAMETERS, hObjectParent)", heap::PARENT),
+        ("offsetof(NVOS32_PARAMETERS, function)", heap::FUNCTION),
+        ("offsetof(NVOS32_PARAMETERS, status)", heap::STATUS),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocSize.hMemory)", heap::HANDLE),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocTiledPitchHeight.hMemory)", heap::HANDLE),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocSizeRange.hMemory)", heap::HANDLE),
+        ("offsetof(NVOS32_PARAMETERS, data.Free.hMemory)", heap::HANDLE),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocSize.flags)", heap::FLAGS),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocTiledPitchHeight.flags)", heap::FLAGS),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocSizeRange.flags)", heap::FLAGS),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocSize.attr)", heap::ATTRIBUTES),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocTiledPitchHeight.attr)", heap::PITCH_ATTRIBUTES),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocSizeRange.attr)", heap::ATTRIBUTES),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocSize.size)", heap::LENGTH),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocTiledPitchHeight.size)", heap::LENGTH),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocSizeRange.size)", heap::RANGE_LENGTH),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocTiledPitchHeight.height)", heap::HEIGHT),
+        ("offsetof(NVOS32_PARAMETERS, data.AllocTiledPitchHeight.pitch)", heap::PITCH),
+        ("NV2080_CTRL_CMD_GPU_GET_PID_INFO", word(pid_info::COMMAND)),
+        ("NV2080_CTRL_CMD_FB_GET_INFO_V2", word(framebuffer_info::COMMAND)),
+        ("NV2080_CTRL_CMD_GPU_GET_GID_INFO", word(gid_info::COMMAND)),
+        ("NV2080_CTRL_GPU_GET_PID_INFO_MAX_COUNT", pid_info::MOST),
+        ("NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE", word(framebuffer_info::HEAP_SIZE)),
+        ("NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE", word(framebuffer_info::HEAP_FREE)),
+        ("NV2080_GPU_CMD_GPU_GET_GID_FLAGS_FORMAT_BINARY", word(gid_info::BINARY)),
+        ("NVOS32_ALLOC_FLAGS_VIRTUAL", word(memory::VIRTUAL)),
+        ("NVOS32_ALLOC_FLAGS_LAZY", word(memory::LAZY)),
+        ("NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED", word(memory::EXTERNALLY_MANAGED)),
+        ("NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED", word(memory::HANDLE_PROVIDED)),
+        ("NV_ERR_NO_MEMORY", word(Status::NO_MEMORY.0)),
+        ("NV_ERR_INSERT_DUPLICATE_NAME", word(Status::DUPLICATE.0)),
+        ("NV_ERR_INSUFFICIENT_RESOURCES", word(Status::INSUFFICIENT_RESOURCES.0)),
+        ("NV_ERR_INVALID_ARGUMENT", word(Status::INVALID_ARGUMENT.0)),
+        ("NV_ERR_INVALID_ADDRESS", word(Status::INVALID_ADDRESS.0)),
+        ("NV_ERR_OBJECT_NOT_FOUND", word(Status::NOT_FOUND.0)),
+    ];
+    if let Some(flags) = flags {
+        said.extend([flags, ("NVOS64_FLAGS_FINN_SERIALIZED", word(alloc::SERIALISED))]);
+    }
+    said
+}
+
+#[test]
+fn sizes_offsets_and_numbers_are_those_of_the_headers() {
+    let mut lines = VALUES.lines().map(|line| line.split('\t').collect::<Vec<_>>());
+    let releases = lines.next().unwrap();
+    let table: HashMap<&str, Vec<&str>> = lines.map(|line| (line[0], line)).collect();
+    assert!(releases.len() > 20);
+    for (column, release) in releases.iter().enumerate().skip(1) {
+        let era = Era::of(release.parse().unwrap()).unwrap();
+        let said = said(era);
+        for (name, value) in &said {
+            let want = table.get(name).unwrap_or_else(|| panic!("{name} is in the table"))[column];
+            assert_eq!(value.to_string(), want, "{release} {name}");
+        }
+        let is_said = |name: &str| said.iter().any(|(said, _)| *said == name);
+        let others = table.iter().filter(|(name, line)| !is_said(name) && line[column] != "-");
+        // Nobody else's structures are in the table but the one that is only let through.
+        let others: Vec<&str> = others.map(|(name, _)| *name).collect();
+        assert_eq!(others, ["sizeof(NV0080_ALLOC_PARAMETERS)"], "{release}");
+    }
+}
+
+#[test]
+fn classes_are_of_the_kinds_that_the_driver_has_them_in() {
+    for line in CLASSES.lines().skip(1) {
+        let [class, internal, name] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let class = u32::from_str_radix(class.trim_start_matches("0x"), 16).unwrap();
+        let want = match internal {
+            "RmClientResource" => Kind::Client,
+            "Device" => Kind::Device,
+            "Subdevice" => Kind::Subdevice,
+            "VirtualMemory" => Kind::VirtualRange,
+            "VideoMemory" => Kind::Memory,
+            "VaSpaceApi" => Kind::AddressSpace,
+            "KernelChannelGroupApi" => Kind::ChannelGroup,
+            "KernelChannel" => Kind::Channel,
+            _ => panic!("{line}"),
+        };
+        assert_eq!(Class(class).kind(), want, "{name}");
+    }
+}

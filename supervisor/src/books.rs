@@ -1,0 +1,368 @@
+//! The books: which objects that take device memory a container has, and what they sum up to.
+//!
+//! They stand in records of a fixed size, in memory that outlives the worker. A record counts from the moment
+//! in which its `state` says so, which is written last; everything else (index and sums) is worked out from the
+//! records when a worker starts. So a worker may be killed between any two instructions.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use crate::abi::{Class, Kind};
+
+/// Most objects of a container. One that makes more gets [`crate::abi::Status::INSUFFICIENT_RESOURCES`].
+pub const MOST_OBJECTS: usize = 65_536;
+
+/// Index of a GPU among those that the lease grants.
+pub type Gpu = usize;
+
+/// Most GPUs of a lease.
+pub const MOST_GPUS: usize = 16;
+
+const EMPTY: u32 = 0;
+const USED: u32 = 1;
+/// In place of a class: bytes that RM counts under a handle which the books do not know.
+const PASSED: u32 = u32::MAX;
+/// In place of a class: bytes that RM counts for nobody, and that are still on the card.
+const ORPHANED: u32 = u32::MAX - 1;
+/// The GPU of an object that belongs to none.
+const NO_GPU: u32 = u32::MAX;
+
+/// One entry. All zeros is an empty one.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Record {
+    state: AtomicU32,
+    client: u32,
+    handle: u32,
+    parent: u32,
+    class: u32,
+    gpu: u32,
+    /// Bytes as RM counts them.
+    bytes: u64,
+    /// Bytes that RM takes and does not count: rounding, page tables, channel groups.
+    cost: u64,
+}
+
+const _: () = assert!(size_of::<Record>() == 40);
+
+/// An object that takes device memory, or leads to others that do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// The client's handle. RM gives each one once among all that live.
+    pub client: u32,
+    /// Its own handle, unique in the client.
+    pub handle: u32,
+    /// The handle of its parent in the client.
+    pub parent: u32,
+    /// Its class.
+    pub class: Class,
+    /// The GPU that it lies on, if it is known.
+    pub gpu: Option<Gpu>,
+    /// Bytes as RM counts them.
+    pub bytes: u64,
+    /// Bytes that RM takes besides.
+    pub cost: u64,
+}
+
+/// What the books sum up to on one GPU, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// Memory of known objects, as RM counts it.
+    pub objects: u64,
+    /// Memory that RM counts under handles which were never seen allocated.
+    pub passed: u64,
+    /// Memory that RM counts for nobody: a duplicate holds it.
+    pub orphaned: u64,
+    /// Rounding, page tables and channel groups.
+    pub cost: u64,
+}
+
+impl Sums {
+    /// All that is held against the limit.
+    pub fn charged(&self) -> u64 {
+        self.counted().saturating_add(self.orphaned).saturating_add(self.cost)
+    }
+
+    /// What RM's own figure should be.
+    pub fn counted(&self) -> u64 {
+        self.objects.saturating_add(self.passed)
+    }
+}
+
+/// No record is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// The books of one container.
+#[derive(Debug)]
+pub struct Books<'m> {
+    records: &'m mut [Record],
+    /// Record of each object, by client and handle.
+    index: HashMap<(u32, u32), u32>,
+    /// How many objects have this one as their parent, by client and handle.
+    children: HashMap<(u32, u32), u32>,
+    free: Vec<u32>,
+    /// Records from here on were never used.
+    fresh: usize,
+    sums: [Sums; MOST_GPUS],
+    /// Records that are no objects, by class and GPU.
+    sum_slots: HashMap<(u32, u32), u32>,
+}
+
+impl<'m> Books<'m> {
+    /// The books that `records` hold. At most [`MOST_OBJECTS`] of them are used.
+    pub fn open(records: &'m mut [Record]) -> Self {
+        let mut books = Self {
+            index: HashMap::new(),
+            children: HashMap::new(),
+            free: Vec::new(),
+            fresh: 0,
+            sums: Default::default(),
+            sum_slots: HashMap::new(),
+            records,
+        };
+        let used = |record: &Record| record.state.load(Ordering::Acquire) == USED;
+        books.fresh = books.records.iter().rposition(used).map_or(0, |last| last + 1);
+        for slot in 0..books.fresh {
+            if used(&books.records[slot]) { books.enter(slot) } else { books.free.push(number(slot)) }
+        }
+        books
+    }
+
+    /// Takes the record of this slot into index and sums.
+    fn enter(&mut self, slot: usize) {
+        let record = &self.records[slot];
+        match record.class {
+            PASSED | ORPHANED => {
+                self.sum_slots.insert((record.class, record.gpu), number(slot));
+            }
+            _ => {
+                self.index.insert((record.client, record.handle), number(slot));
+                *self.children.entry((record.client, record.parent)).or_default() += 1;
+            }
+        }
+        let (bytes, cost, class) = (record.bytes, record.cost, record.class);
+        if let Some(sums) = self.sums.get_mut(record.gpu as usize) {
+            let sum = match class {
+                PASSED => &mut sums.passed,
+                ORPHANED => &mut sums.orphaned,
+                _ => &mut sums.objects,
+            };
+            *sum = sum.saturating_add(bytes);
+            sums.cost = sums.cost.saturating_add(cost);
+        }
+    }
+
+    /// Takes the record of this slot out of index and sums, and frees it.
+    fn leave(&mut self, slot: usize) {
+        let record = &mut self.records[slot];
+        record.state.store(EMPTY, Ordering::Release);
+        let (bytes, cost, class) = (record.bytes, record.cost, record.class);
+        if let Some(sums) = self.sums.get_mut(record.gpu as usize) {
+            let sum = match class {
+                PASSED => &mut sums.passed,
+                ORPHANED => &mut sums.orphaned,
+                _ => &mut sums.objects,
+            };
+            *sum = sum.saturating_sub(bytes);
+            sums.cost = sums.cost.saturating_sub(cost);
+        }
+        match class {
+            PASSED | ORPHANED => {
+                self.sum_slots.remove(&(class, record.gpu));
+            }
+            _ => {
+                self.index.remove(&(record.client, record.handle));
+                let parent = (record.client, record.parent);
+                if let Some(children) = self.children.get_mut(&parent) {
+                    *children -= 1;
+                    if *children == 0 {
+                        self.children.remove(&parent);
+                    }
+                }
+            }
+        }
+        self.free.push(number(slot));
+    }
+
+    /// Writes a record into a free slot.
+    fn write(&mut self, object: &Object, class: u32) -> Result<(), Full> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot as usize,
+            None if self.fresh < self.records.len().min(MOST_OBJECTS) => {
+                self.fresh += 1;
+                self.fresh - 1
+            }
+            None => return Err(Full),
+        };
+        let record = &mut self.records[slot];
+        record.client = object.client;
+        record.handle = object.handle;
+        record.parent = object.parent;
+        record.class = class;
+        record.gpu = object.gpu.map_or(NO_GPU, |gpu| u32::try_from(gpu).unwrap_or(NO_GPU));
+        record.bytes = object.bytes;
+        record.cost = object.cost;
+        fence(Ordering::Release);
+        record.state.store(USED, Ordering::Release);
+        self.enter(slot);
+        Ok(())
+    }
+
+    /// Adds an object. One with the same client and handle is gone: RM never has two.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room.
+    pub fn add(&mut self, object: &Object) -> Result<(), Full> {
+        self.remove(object.client, object.handle);
+        self.write(object, object.class.0)
+    }
+
+    /// Whether another object can be added.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.fresh < self.records.len().min(MOST_OBJECTS)
+    }
+
+    /// The object of this client and handle.
+    pub fn get(&self, client: u32, handle: u32) -> Option<Object> {
+        self.index.get(&(client, handle)).map(|slot| self.object(*slot as usize))
+    }
+
+    fn object(&self, slot: usize) -> Object {
+        let record = &self.records[slot];
+        Object {
+            client: record.client,
+            handle: record.handle,
+            parent: record.parent,
+            class: Class(record.class),
+            gpu: usize::try_from(record.gpu).ok().filter(|gpu| *gpu < MOST_GPUS),
+            bytes: record.bytes,
+            cost: record.cost,
+        }
+    }
+
+    /// The object of this handle and all below it, of a client that frees it. The client's own handle means all
+    /// of its objects.
+    pub fn tree(&self, client: u32, handle: u32) -> Vec<Object> {
+        if handle != client && !self.children.contains_key(&(client, handle)) {
+            return self.get(client, handle).into_iter().collect();
+        }
+        let is_in =
+            |object: &Object| object.client == client && (handle == client || self.is_below(object, handle));
+        self.index.values().map(|slot| self.object(*slot as usize)).filter(is_in).collect()
+    }
+
+    /// Whether `object` is `handle`'s or lies below it. RM's own trees are at most this deep.
+    fn is_below(&self, object: &Object, handle: u32) -> bool {
+        const DEEPEST: usize = 16;
+        let mut at = *object;
+        for _ in 0..DEEPEST {
+            if at.handle == handle || at.parent == handle {
+                return true;
+            }
+            let Some(parent) = self.get(at.client, at.parent) else { return false };
+            at = parent;
+        }
+        false
+    }
+
+    /// Takes an object out. Nothing happens if the books do not have it.
+    pub fn remove(&mut self, client: u32, handle: u32) {
+        if let Some(slot) = self.index.get(&(client, handle)).copied() {
+            self.leave(slot as usize);
+        }
+    }
+
+    /// Sets how many bytes RM counts on a GPU under handles that the books do not know.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room; the sum is 0 then.
+    pub fn set_passed(&mut self, gpu: Gpu, bytes: u64) -> Result<(), Full> {
+        self.set_sum(PASSED, gpu, bytes)
+    }
+
+    fn set_sum(&mut self, class: u32, gpu: Gpu, bytes: u64) -> Result<(), Full> {
+        if let Some(slot) = self.sum_slots.remove(&(class, number(gpu))) {
+            self.leave(slot as usize);
+        }
+        if bytes == 0 { Ok(()) } else { self.write(&Object { bytes, ..Object::without_handle(gpu) }, class) }
+    }
+
+    /// Notes more bytes that RM does not count any more and that are still on the card.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room; they are forgotten then.
+    pub fn orphan(&mut self, gpu: Gpu, bytes: u64) -> Result<(), Full> {
+        self.set_orphaned(gpu, self.sums(gpu).orphaned.saturating_add(bytes))
+    }
+
+    /// Sets how many bytes of a GPU RM does not count and duplicates hold.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room; the sum is 0 then.
+    pub fn set_orphaned(&mut self, gpu: Gpu, bytes: u64) -> Result<(), Full> {
+        self.set_sum(ORPHANED, gpu, bytes)
+    }
+
+    /// The sums on a GPU.
+    pub fn sums(&self, gpu: Gpu) -> Sums {
+        self.sums.get(gpu).copied().unwrap_or_default()
+    }
+
+    /// Subdevices on a GPU, and then devices: what RM can be asked through.
+    pub fn anchors(&self, gpu: Gpu) -> Vec<Object> {
+        let all = self.index.values().map(|slot| self.object(*slot as usize));
+        let of_gpu = all.filter(|object| object.gpu == Some(gpu));
+        let (mut subdevices, others): (Vec<_>, Vec<_>) =
+            of_gpu.partition(|object| object.class.kind() == Kind::Subdevice);
+        subdevices.extend(others.into_iter().filter(|object| object.class.kind() == Kind::Device));
+        subdevices
+    }
+
+    /// Handles of the clients that a process made calls with.
+    pub fn clients_of(&self, process: u32) -> Vec<u32> {
+        let all = self.index.values().map(|slot| self.object(*slot as usize));
+        let is_it = |object: &Object| object.class.kind() == Kind::Client && object.parent == process;
+        all.filter(is_it).map(|object| object.client).collect()
+    }
+
+    /// All processes that have a client.
+    pub fn processes(&self) -> Vec<u32> {
+        let all = self.index.values().map(|slot| self.object(*slot as usize));
+        let clients = all.filter(|object| object.class.kind() == Kind::Client);
+        let mut pids: Vec<u32> = clients.map(|client| client.parent).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// Bytes on a GPU of all objects of a process's clients.
+    pub fn held_by(&self, gpu: Gpu, process: u32) -> u64 {
+        let all = self.index.values().map(|slot| self.object(*slot as usize));
+        let of_process = all.filter(|object| {
+            let client = self.get(object.client, object.client);
+            object.gpu == Some(gpu) && client.is_some_and(|client| client.parent == process)
+        });
+        of_process.map(|object| object.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+}
+
+impl Object {
+    fn without_handle(gpu: Gpu) -> Self {
+        Self { client: 0, handle: 0, parent: 0, class: Class(0), gpu: Some(gpu), bytes: 0, cost: 0 }
+    }
+}
+
+fn number(slot: usize) -> u32 {
+    u32::try_from(slot).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,160 @@
+//! The budget of a lease: what it may hold on each GPU, and what each of its supervisors has charged so far.
+//!
+//! It stands in memory that all supervisors of the lease map. Each writes its own slot alone, so that one that
+//! dies in the middle of anything leaves no other's figure wrong. A slot outlives its supervisor.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::books::{Gpu, MOST_GPUS};
+
+/// Most supervisors of a lease at a time: its containers.
+pub const MOST_SLOTS: usize = 64;
+
+/// One GPU of the lease. Zeros are no GPU.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Line {
+    uuid: [AtomicU32; 4],
+    /// Bytes that the lease may hold.
+    limit: AtomicU64,
+}
+
+/// What one supervisor has charged, in bytes of each GPU.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Slot {
+    charged: [AtomicU64; MOST_GPUS],
+}
+
+/// The shared memory. It is made of zeros.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Page {
+    lines: [Line; MOST_GPUS],
+    slots: [Slot; MOST_SLOTS],
+}
+
+impl Page {
+    /// A page in this process's own memory.
+    pub fn new() -> Box<Self> {
+        Box::new(Self { lines: Default::default(), slots: std::array::from_fn(|_| Slot::default()) })
+    }
+
+    /// The page as bytes, for a file. Nobody else may change it meanwhile.
+    #[allow(unsafe_code)]
+    pub fn as_bytes(&self) -> &[u8] {
+        let start: *const u8 = std::ptr::from_ref(self).cast();
+        // SAFETY: the page has no padding, and lives as long as the slice.
+        unsafe { std::slice::from_raw_parts(start, size_of::<Self>()) }
+    }
+
+    /// Grants `bytes` of the GPU with this UUID as line `gpu`. Bytes below what is in use mean that nothing more
+    /// is allocated.
+    pub fn grant(&self, gpu: Gpu, uuid: &[u8; 16], bytes: u64) {
+        let line = &self.lines[gpu];
+        for (word, part) in line.uuid.iter().zip(uuid.chunks_exact(4)) {
+            let part = part.first_chunk().map_or(0, |part| u32::from_ne_bytes(*part));
+            word.store(part, Ordering::Relaxed);
+        }
+        line.limit.store(bytes, Ordering::Release);
+    }
+}
+
+/// The budget, as one supervisor sees it.
+#[derive(Debug)]
+pub struct Budget<'p> {
+    page: &'p Page,
+    slot: usize,
+}
+
+impl<'p> Budget<'p> {
+    /// The budget of the supervisor that owns slot `slot`, below [`MOST_SLOTS`].
+    pub fn new(page: &'p Page, slot: usize) -> Self {
+        Self { page, slot }
+    }
+
+    /// The GPU with this UUID, if the lease has it.
+    pub fn gpu(&self, uuid: &[u8; 16]) -> Option<Gpu> {
+        let is_it = |line: &Line| {
+            let words = line.uuid.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+            line.limit.load(Ordering::Acquire) > 0 && words.eq(uuid.iter().copied())
+        };
+        self.page.lines.iter().position(is_it)
+    }
+
+    /// Bytes that the lease may hold on a GPU.
+    pub fn limit(&self, gpu: Gpu) -> u64 {
+        self.page.lines[gpu].limit.load(Ordering::Acquire)
+    }
+
+    /// Bytes that all supervisors have charged on a GPU.
+    pub fn charged(&self, gpu: Gpu) -> u64 {
+        let slots = self.page.slots.iter().map(|slot| slot.charged[gpu].load(Ordering::SeqCst));
+        slots.fold(0, u64::saturating_add)
+    }
+
+    /// Charges `bytes` more on a GPU, if the limit leaves as many. Two that charge at once may each see the other's
+    /// attempt and give way, so each tries again for a while.
+    pub fn raise(&self, gpu: Gpu, bytes: u64) -> bool {
+        const TRIES: usize = 8;
+        let own = &self.page.slots[self.slot].charged[gpu];
+        let before = own.load(Ordering::Relaxed);
+        for attempt in 1..=TRIES {
+            own.store(before.saturating_add(bytes), Ordering::SeqCst);
+            if self.charged(gpu) <= self.limit(gpu) {
+                return true;
+            }
+            own.store(before, Ordering::SeqCst);
+            if bytes == 0 || self.charged(gpu).saturating_add(bytes) > self.limit(gpu) {
+                return false; // nobody's attempt was in the way
+            }
+            for _ in 0..attempt * (self.slot + 1) * 16 {
+                std::hint::spin_loop();
+            }
+        }
+        false
+    }
+
+    /// Sets what this supervisor has charged on a GPU, above the limit too: what is in use is in use.
+    pub fn set(&self, gpu: Gpu, bytes: u64) {
+        self.page.slots[self.slot].charged[gpu].store(bytes, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn supervisors_of_a_lease_share_its_limit() {
+        let page = Page::new();
+        page.grant(0, &[7; 16], 100);
+        let (one, two) = (Budget::new(&page, 0), Budget::new(&page, 1));
+        assert_eq!((one.gpu(&[7; 16]), one.gpu(&[0; 16]), one.gpu(&[8; 16])), (Some(0), None, None));
+        assert!(one.raise(0, 60));
+        assert!(!two.raise(0, 41));
+        assert!(two.raise(0, 40));
+        assert!(!one.raise(0, 1));
+        one.set(0, 0);
+        assert!(one.raise(0, 60));
+        page.grant(0, &[7; 16], 50);
+        assert!(!one.raise(0, 1), "a limit below what is in use allows nothing more");
+        assert_eq!(one.charged(0), 100);
+    }
+
+    #[test]
+    fn those_that_charge_at_once_never_pass_the_limit() {
+        let page = Page::new();
+        page.grant(0, &[7; 16], 1000);
+        std::thread::scope(|scope| {
+            for slot in 0..8 {
+                let budget = Budget::new(&page, slot);
+                scope.spawn(move || (0..500).filter(|_| budget.raise(0, 1)).count());
+            }
+        });
+        let last = Budget::new(&page, 8);
+        assert!(last.charged(0) <= 1000);
+        while last.raise(0, 1) {}
+        assert_eq!(last.charged(0), 1000);
+    }
+}

@@ -1,0 +1,321 @@
+//! What is done about each call: it is performed on the program's behalf, let through, or refused.
+//!
+//! Calls that take or give back device memory are performed, on a copy that the program cannot change. The rest
+//! is let through, and may run with other parameters than those that were seen here, since another thread can
+//! change them. So nothing that is let through is trusted: RM's own figures tell what it did ([`look`]).
+
+mod allocate;
+mod duplicate;
+mod heap;
+mod look;
+mod release;
+
+pub use look::Race;
+
+use nix::errno::Errno;
+
+use crate::abi::{
+    Class, Era, Status, control, duplicate as dup, free, heap as vid_heap, number, transfer, u32_at, u64_at,
+};
+use crate::books::{Books, Gpu, MOST_GPUS, Object};
+use crate::budget::Budget;
+use crate::journal::Journal;
+use crate::manager::{Manager, Subdevice, add_subdevice};
+
+/// The largest structure of a call that is performed.
+pub const MOST_BYTES: usize = vid_heap::SIZE;
+
+/// The program that made a call, stopped in it.
+pub trait Program {
+    /// Reads its memory.
+    ///
+    /// # Errors
+    /// When it has none there.
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno>;
+
+    /// Writes its memory, all parts or none that counts.
+    ///
+    /// # Errors
+    /// When it has none there, or none that may be written.
+    fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), Errno>;
+
+    /// Whether it still waits for the answer.
+    fn waits(&self) -> bool;
+}
+
+/// The processes that made calls, by pid in our pid namespace. RM too counts by pid, and adds up what a process and
+/// an earlier one of the same pid have.
+pub trait Processes {
+    /// An open file of RM's.
+    type File;
+
+    /// Those that are not yet forgotten, ended ones too.
+    fn pids(&self) -> Vec<u32>;
+
+    /// Whether it lives.
+    fn lives(&self, pid: u32) -> bool;
+
+    /// Its descriptor `fd`, if that is of RM's control device.
+    fn file(&self, pid: u32, fd: i32) -> Option<Self::File>;
+
+    /// Forgets one that has ended, and for which RM counts nothing.
+    fn forget(&mut self, pid: u32);
+}
+
+/// A call as the kernel reported it.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Its number.
+    pub number: u8,
+    /// Size of its structure in bytes.
+    pub size: usize,
+    /// Where the structure is in the program's memory.
+    pub address: u64,
+    /// The thread's id, in our pid namespace.
+    pub thread: u32,
+    /// Its process.
+    pub process: u32,
+    /// The descriptor that was called.
+    pub fd: i32,
+    /// When it was received, in microseconds of any clock that only goes forward.
+    pub at: u64,
+}
+
+/// The answer to a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The kernel makes the call in the program.
+    LetThrough,
+    /// All that is to be said stands in the program's memory.
+    Done,
+    /// The call fails.
+    Fail(Errno),
+    /// The program does not wait any more.
+    Gone,
+}
+
+/// A call that was let through and may still run.
+#[derive(Clone, Copy, Debug)]
+struct Passing {
+    thread: u32,
+    process: u32,
+    makes_duplicates: bool,
+    at: u64,
+}
+
+/// How long a call that was let through may still run, in microseconds, when nothing else proves that it ended.
+const MOST_PASSING: u64 = 20_000;
+
+/// Handles that the supervisor chooses, where a program lets RM choose, begin here.
+const OWN_HANDLES: u32 = 0xe500_0000;
+const LAST_OWN_HANDLE: u32 = OWN_HANDLES + 0x00ff_ffff;
+
+/// Everything that decides about the calls of one container.
+pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
+    /// The driver's interface.
+    pub era: &'static Era,
+    /// The container's books.
+    pub books: Books<'m>,
+    /// The lease's budget.
+    pub budget: Budget<'m>,
+    /// The calls in hand.
+    pub journal: Journal<'m>,
+    /// RM.
+    pub manager: M,
+    /// The container's processes.
+    pub processes: P,
+    /// Pids of the processes that other supervisors of this node know.
+    pub elsewhere: Box<dyn Fn() -> Vec<u32> + Send>,
+    passing: Vec<Passing>,
+    /// When RM's figures should be looked at, by the clock of [`Call::at`].
+    look_at: Option<u64>,
+    next_handle: u32,
+}
+
+/// How long after a call that was let through RM's figures are looked at, in microseconds.
+const LOOK_AFTER: u64 = 2_000;
+
+impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
+    /// Begins where the books and the journal stand.
+    pub fn new(
+        era: &'static Era,
+        (books, budget, journal): (Books<'m>, Budget<'m>, Journal<'m>),
+        manager: M,
+        processes: P,
+    ) -> Self {
+        let next_handle = journal.last_handle().max(OWN_HANDLES);
+        let this = Self {
+            era,
+            books,
+            budget,
+            journal,
+            manager,
+            processes,
+            elsewhere: Box::new(Vec::new),
+            passing: Vec::new(),
+            look_at: None,
+            next_handle,
+        };
+        (0..MOST_GPUS).for_each(|gpu| this.settle_budget(gpu));
+        this
+    }
+
+    /// Decides about a call that was made on `file`, one of RM's devices, and does what it decides.
+    pub fn handle(&mut self, call: &Call, program: &impl Program, file: &M::File) -> Answer {
+        self.passing.retain(|passing| passing.thread != call.thread); // what it was let do before is over
+        match (call.number, call.size) {
+            (number::ALLOC, size) if self.era.has_alloc_size(size) => self.allocate(call, program, file),
+            (number::FREE, free::SIZE) => self.free(call, program, file),
+            (number::DUP_OBJECT, dup::SIZE) => self.duplicate(call, program, file),
+            (number::VID_HEAP_CONTROL, vid_heap::SIZE) => self.heap(call, program, file),
+            (number::TRANSFER, transfer::SIZE) => self.transfer(call, program, file),
+            (number::CONTROL, control::SIZE) => self.control(call, program),
+            // RM refuses any other size.
+            _ => Answer::Fail(Errno::EINVAL),
+        }
+    }
+
+    /// Notes that UVM was let map memory, which makes a duplicate of it.
+    pub fn map_external(&mut self, call: &Call) -> Answer {
+        self.passing.retain(|passing| passing.thread != call.thread);
+        self.let_through(call, true)
+    }
+
+    fn transfer(&mut self, call: &Call, program: &impl Program, file: &M::File) -> Answer {
+        let mut outer = [0; transfer::SIZE];
+        if program.read(call.address, &mut outer).is_err() {
+            return Answer::Fail(Errno::EFAULT);
+        }
+        let (Ok(number), size) =
+            (u8::try_from(u32_at(&outer, transfer::COMMAND)), u32_at(&outer, transfer::LENGTH))
+        else {
+            return Answer::Fail(Errno::EINVAL);
+        };
+        let inner = Call { number, size: size as usize, address: u64_at(&outer, transfer::ADDRESS), ..*call };
+        match number {
+            // It would be changed into one of those that are performed while it is looked at, if it were let
+            // through. No driver library sends any other call in this way: all are smaller than 4 KiB.
+            number::ALLOC | number::FREE | number::DUP_OBJECT | number::VID_HEAP_CONTROL => {
+                match self.handle(&inner, program, file) {
+                    Answer::LetThrough => self.let_through(call, true),
+                    answer => answer,
+                }
+            }
+            number::TRANSFER => Answer::Fail(Errno::EINVAL),
+            _ => self.let_through(call, true),
+        }
+    }
+
+    fn control(&mut self, call: &Call, program: &impl Program) -> Answer {
+        let mut outer = [0; control::SIZE];
+        let exports = match program.read(call.address, &mut outer) {
+            Ok(()) => control::EXPORTS.contains(&u32_at(&outer, control::COMMAND)),
+            Err(_) => return Answer::Fail(Errno::EFAULT),
+        };
+        self.let_through(call, exports)
+    }
+
+    fn let_through(&mut self, call: &Call, makes_duplicates: bool) -> Answer {
+        let Call { thread, process, at, .. } = *call;
+        self.passing.retain(|passing| at.saturating_sub(passing.at) < MOST_PASSING);
+        self.passing.push(Passing { thread, process, makes_duplicates, at });
+        if matches!(call.number, number::ALLOC | number::TRANSFER) {
+            let _ = self.look_at.get_or_insert(at + LOOK_AFTER);
+        }
+        Answer::LetThrough
+    }
+
+    /// When RM's figures should be looked at because of a call that was let through.
+    pub fn look_due(&self) -> Option<u64> {
+        self.look_at
+    }
+
+    /// Whether another thread of the process may be making a duplicate.
+    fn may_be_duplicating(&self, process: u32, call: &Call) -> bool {
+        self.passing.iter().any(|passing| {
+            passing.makes_duplicates
+                && passing.thread != call.thread
+                && passing.process == process
+                && call.at.saturating_sub(passing.at) < MOST_PASSING
+        })
+    }
+
+    /// Writes RM's status alone, at `address`.
+    fn refuse(&self, program: &impl Program, address: u64, status: Status) -> Answer {
+        if !program.waits() {
+            return Answer::Gone;
+        }
+        match program.write(&[(address, &status.0.to_ne_bytes())]) {
+            Ok(()) => Answer::Done,
+            Err(_) => Answer::Fail(Errno::EFAULT),
+        }
+    }
+
+    fn own_handle(&mut self) -> u32 {
+        self.next_handle =
+            if self.next_handle >= LAST_OWN_HANDLE { OWN_HANDLES } else { self.next_handle } + 1;
+        self.journal.set_last_handle(self.next_handle);
+        self.next_handle
+    }
+
+    /// The GPU that objects under `parent` lie on, which RM says.
+    ///
+    /// # Errors
+    /// The status with which RM answers an allocation under this parent, or NO_MEMORY for a GPU that the lease
+    /// does not have.
+    fn gpu_of(&mut self, client: u32, parent: u32, file: &M::File) -> Result<Gpu, Status> {
+        if let Some(gpu) = self.books.get(client, parent).and_then(|object| object.gpu) {
+            return Ok(gpu);
+        }
+        let mut subdevice = Subdevice { file, client, handle: parent };
+        let mut class = Class::SUBDEVICE;
+        let uuid = match subdevice.uuid(&mut self.manager) {
+            Some(uuid) => uuid,
+            None => {
+                class = Class::DEVICE;
+                subdevice.handle = self.own_handle();
+                add_subdevice(&mut self.manager, file, [client, parent, subdevice.handle], self.era)?;
+                subdevice.uuid(&mut self.manager).ok_or(Status::INVALID_ARGUMENT)?
+            }
+        };
+        let gpu = self.budget.gpu(&uuid).ok_or(Status::NO_MEMORY)?;
+        let known = |handle, parent, class| Object {
+            client,
+            handle,
+            parent,
+            class,
+            gpu: Some(gpu),
+            bytes: 0,
+            cost: 0,
+        };
+        if class == Class::DEVICE {
+            let _ = self.books.add(&known(parent, client, class));
+            let _ = self.books.add(&known(subdevice.handle, parent, Class::SUBDEVICE));
+        } else {
+            let _ = self.books.add(&known(parent, client, class));
+        }
+        Ok(gpu)
+    }
+
+    /// Brings this supervisor's part of the budget to what the books say.
+    fn settle_budget(&self, gpu: Gpu) {
+        self.budget.set(gpu, self.books.sums(gpu).charged());
+    }
+
+    /// Notes the client of a performed call, if it is new.
+    fn note_client(&mut self, client: u32, call: &Call) {
+        if self.books.get(client, client).is_none() {
+            let fd = u64::from(call.fd.cast_unsigned());
+            let class = Class(0x41);
+            let _ = self.books.add(&Object {
+                client,
+                handle: client,
+                parent: call.process,
+                class,
+                gpu: None,
+                bytes: fd,
+                cost: 0,
+            });
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Allocations by class.
+
+use nix::errno::Errno;
+
+use super::{Answer, Call, Processes, Program, Supervisor};
+use crate::abi::{Class, Kind, Status, alloc, memory, number, put, u32_at, u64_at};
+use crate::books::Object;
+use crate::journal::Step;
+use crate::manager::{Manager, Pointed, free_object};
+
+/// How often a handle of the supervisor's own may be taken already.
+const HANDLE_TRIES: usize = 8;
+
+/// The largest parameters of a class that is performed.
+const MOST_PARAMETERS: usize = 128;
+
+/// Device memory that a channel group takes when it is made, in bytes: its context buffers. Four groups took 9 MiB
+/// beside what RM counts, on an H200 with driver 580.
+const CHANNEL_GROUP: u64 = 40 * memory::PIECE;
+/// Device memory of a channel, in bytes: its instance block.
+const CHANNEL: u64 = memory::PIECE;
+/// Device memory of an address space, in bytes: its three upper page directories.
+const ADDRESS_SPACE: u64 = 3 * memory::PIECE;
+
+/// Bytes that the driver's page allocator takes above `bytes`.
+pub(super) fn padding(bytes: u64) -> u64 {
+    bytes.next_multiple_of(memory::PIECE) - bytes
+}
+
+/// Bytes of page tables that a range of virtual memory takes when it is made.
+pub(super) fn page_tables(flags: u32, bytes: u64) -> u64 {
+    /// One entry of 8 bytes for each page of 4 KiB.
+    const PER_BYTE: u64 = 512;
+    if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 { bytes / PER_BYTE } else { 0 }
+}
+
+impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
+    pub(super) fn allocate(&mut self, call: &Call, program: &impl Program, file: &M::File) -> Answer {
+        let mut whole = [0; super::MOST_BYTES];
+        let structure = &mut whole[..call.size];
+        if program.read(call.address, structure).is_err() {
+            return Answer::Fail(Errno::EFAULT);
+        }
+        let status_at = call.address + self.era.alloc_status(call.size) as u64;
+        let class = Class(u32_at(structure, alloc::CLASS));
+        let Some(size) = class.performed(self.era) else {
+            self.note_hint(structure, class);
+            if class.kind() == Kind::Channel
+                && let Err(status) = self.charge_channel(structure, call, file)
+            {
+                return self.refuse(program, status_at, status);
+            }
+            return self.let_through(call, class.kind() == Kind::Duplicator);
+        };
+        let is_long = call.size == self.era.long;
+        let flags = self.era.long_flags.filter(|_| is_long).map_or(0, |at| u32_at(structure, at));
+        if flags & alloc::SERIALISED != 0 {
+            return self.refuse(program, status_at, Status::INVALID_ARGUMENT);
+        }
+        let mut room = [0; MOST_PARAMETERS];
+        let parameters_at = u64_at(structure, alloc::PARAMETERS);
+        let parameters = &mut room[..if parameters_at == 0 { 0 } else { size }];
+        let rights_at = if is_long { u64_at(structure, alloc::RIGHTS) } else { 0 };
+        let mut rights = [0; alloc::RIGHTS_SIZE];
+        let rights = &mut rights[..if rights_at == 0 { 0 } else { alloc::RIGHTS_SIZE }];
+        let unread = |at, bytes: &mut [u8]| !bytes.is_empty() && program.read(at, bytes).is_err();
+        if unread(parameters_at, parameters) || unread(rights_at, rights) {
+            return self.refuse(program, status_at, Status::INVALID_ADDRESS);
+        }
+
+        let word = |at| u32_at(structure, at);
+        let (client, parent, asked) = (word(alloc::CLIENT), word(alloc::PARENT), word(alloc::HANDLE));
+        let mut object = Object { client, handle: asked, parent, class, gpu: None, bytes: 0, cost: 0 };
+        match class.kind() {
+            Kind::Memory => {
+                object.bytes = u64_at(parameters, memory::LENGTH);
+                object.cost = if object.bytes > i64::MAX as u64 { 0 } else { padding(object.bytes) };
+            }
+            Kind::VirtualRange => {
+                let flags = u32_at(parameters, memory::FLAGS);
+                object.cost = page_tables(flags, u64_at(parameters, memory::LENGTH));
+            }
+            Kind::ChannelGroup => object.cost = CHANNEL_GROUP,
+            Kind::AddressSpace => object.cost = ADDRESS_SPACE,
+            _ => {}
+        }
+        if let Err(status) = self.charge(&mut object, call, file) {
+            return self.refuse(program, status_at, status);
+        }
+        if !program.waits() {
+            self.uncharge(&object);
+            return Answer::Gone;
+        }
+        put(structure, alloc::PARAMETERS, &[0; 8]);
+        if is_long {
+            put(structure, alloc::RIGHTS, &[0; 8]);
+        }
+        let mut status = Status::OK;
+        for _ in 0..HANDLE_TRIES {
+            if asked == 0 {
+                object.handle = self.own_handle();
+                put(structure, alloc::HANDLE, &object.handle.to_ne_bytes());
+            }
+            self.journal.begin(Step::Allocating { client, handle: object.handle });
+            let mut pointed = Vec::with_capacity(2);
+            for (offset, bytes) in [(alloc::PARAMETERS, &mut *parameters), (alloc::RIGHTS, &mut *rights)] {
+                if !bytes.is_empty() {
+                    pointed.push(Pointed { offset, bytes });
+                }
+            }
+            if let Err(errno) = self.manager.call(file, number::ALLOC, structure, &mut pointed) {
+                self.uncharge(&object);
+                return Answer::Fail(errno);
+            }
+            status = Status(u32_at(structure, self.era.alloc_status(call.size)));
+            if status != Status::DUPLICATE || asked != 0 {
+                break;
+            }
+        }
+        if status == Status::OK {
+            if class.kind() == Kind::Memory {
+                object.bytes = u64_at(parameters, memory::LENGTH);
+                object.cost = padding(object.bytes);
+            }
+            if let Err(refusal) = self.enter(&object, call, file) {
+                return self.refuse(program, status_at, refusal);
+            }
+        } else {
+            self.uncharge(&object);
+            if asked == 0 {
+                put(structure, alloc::HANDLE, &[0; 4]);
+            }
+        }
+        put(structure, alloc::PARAMETERS, &parameters_at.to_ne_bytes());
+        if is_long {
+            put(structure, alloc::RIGHTS, &rights_at.to_ne_bytes());
+        }
+        if status != Status::OK {
+            return give_back(program, &[(call.address, structure)]);
+        }
+        let answer = give_back(program, &[(call.address, structure), (parameters_at, parameters)]);
+        self.keep_if_received(&object, answer, file)
+    }
+
+    /// Notes devices and subdevices that a program makes, by which RM can be asked later. The call has not
+    /// happened yet, and may do something else: what the books know already is not touched.
+    fn note_hint(&mut self, structure: &[u8], class: Class) {
+        let word = |at| u32_at(structure, at);
+        let (client, handle, parent) = (word(alloc::CLIENT), word(alloc::HANDLE), word(alloc::PARENT));
+        let is_hint = matches!(class.kind(), Kind::Device | Kind::Subdevice);
+        if is_hint && client != 0 && handle != 0 && self.books.get(client, handle).is_none() {
+            let _ = self.books.add(&Object { client, handle, parent, class, gpu: None, bytes: 0, cost: 0 });
+        }
+    }
+
+    /// Charges a channel, which is let through. Whether RM makes it is not known, and where RM chooses the handle,
+    /// neither is that: the charge ends with what it lies below.
+    fn charge_channel(&mut self, structure: &[u8], call: &Call, file: &M::File) -> Result<(), Status> {
+        let word = |at| u32_at(structure, at);
+        let (client, parent, asked) = (word(alloc::CLIENT), word(alloc::PARENT), word(alloc::HANDLE));
+        let gpu = self.books.get(client, parent).and_then(|parent| parent.gpu);
+        let handle = if asked == 0 { self.own_handle() } else { asked };
+        let class = Class(word(alloc::CLASS));
+        let mut object = Object { client, handle, parent, class, gpu, bytes: 0, cost: CHANNEL };
+        self.charge(&mut object, call, file)?;
+        self.note_client(client, call);
+        self.books.add(&object).map_err(|_| Status::INSUFFICIENT_RESOURCES)
+    }
+
+    /// Finds the GPU of a new object and charges what it will take. RM's refusal of its parent counts as its own.
+    pub(super) fn charge(&mut self, object: &mut Object, call: &Call, file: &M::File) -> Result<(), Status> {
+        if !self.books.has_room() {
+            return Err(Status::INSUFFICIENT_RESOURCES);
+        }
+        let gpu = self.gpu_of(object.client, object.parent, file)?;
+        object.gpu = Some(gpu);
+        let wanted = object.bytes.checked_add(object.cost).filter(|wanted| *wanted <= i64::MAX as u64);
+        let wanted = wanted.ok_or(Status::NO_MEMORY)?;
+        if self.budget.raise(gpu, wanted) {
+            return Ok(());
+        }
+        self.mend(gpu, Some((object.client, call, file)));
+        if self.budget.raise(gpu, wanted) { Ok(()) } else { Err(Status::NO_MEMORY) }
+    }
+
+    /// Takes back what [`Self::charge`] charged.
+    pub(super) fn uncharge(&mut self, object: &Object) {
+        if let Some(gpu) = object.gpu {
+            self.settle_budget(gpu);
+        }
+    }
+
+    /// Enters an object that RM has made. One that is above the limit by RM's own rounding is freed at once.
+    ///
+    /// # Errors
+    /// The status that the program gets in place of the object.
+    pub(super) fn enter(&mut self, object: &Object, call: &Call, file: &M::File) -> Result<(), Status> {
+        let Some(gpu) = object.gpu else { return Ok(()) };
+        self.note_client(object.client, call);
+        let added = self.books.add(object);
+        self.settle_budget(gpu);
+        let takes = object.bytes > 0 || object.cost > 0;
+        let status = match added {
+            Ok(()) if takes && self.budget.charged(gpu) > self.budget.limit(gpu) => Status::NO_MEMORY,
+            Ok(()) => return Ok(()),
+            Err(_) => Status::INSUFFICIENT_RESOURCES,
+        };
+        if free_object(&mut self.manager, file, object.client, object.handle).is_ok() {
+            self.books.remove(object.client, object.handle);
+            self.settle_budget(gpu);
+        }
+        Err(status)
+    }
+
+    /// Frees an object that the program does not know of, since it ended or has no memory for the answer.
+    pub(super) fn keep_if_received(&mut self, object: &Object, answer: Answer, file: &M::File) -> Answer {
+        let is_received = answer == Answer::Done;
+        if !is_received && free_object(&mut self.manager, file, object.client, object.handle).is_ok() {
+            self.books.remove(object.client, object.handle);
+            self.uncharge(object);
+        }
+        answer
+    }
+}
+
+/// Writes results into the program's memory.
+pub(super) fn give_back(program: &impl Program, parts: &[(u64, &[u8])]) -> Answer {
+    if !program.waits() {
+        return Answer::Gone;
+    }
+    match program.write(parts) {
+        Ok(()) => Answer::Done,
+        Err(_) => Answer::Fail(Errno::EFAULT),
+    }
+}

@@ -1,0 +1,68 @@
+//! Which open files are the resource manager's.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use nix::sys::stat::{SFlag, fstat};
+
+/// A device's identity: of a device node its major and minor number, of any other file that of the file itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Identity {
+    Node(u64),
+    File(u64, u64),
+}
+
+/// Kind of an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// nvidiactl, by which RM is called.
+    Control,
+    /// A GPU's own file.
+    Gpu,
+    /// nvidia-uvm.
+    Uvm,
+    /// No file of RM's.
+    Other,
+}
+
+/// The node's device files.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    control: Identity,
+    uvm: Option<Identity>,
+    gpus: Vec<Identity>,
+}
+
+impl Devices {
+    /// The devices that these paths lead to. nvidia-uvm may be missing, where its module is not loaded.
+    ///
+    /// # Errors
+    /// When one of the others cannot be looked at.
+    pub fn find(control: &Path, uvm: &Path, gpus: &[&Path]) -> io::Result<Self> {
+        let gpus = gpus.iter().map(|path| identity(path)).collect::<Result<_, _>>()?;
+        Ok(Self { control: identity(control)?, uvm: identity(uvm).ok(), gpus })
+    }
+
+    /// What an open file is.
+    pub fn kind(&self, file: impl AsFd) -> FileKind {
+        let Ok(stat) = fstat(file) else { return FileKind::Other };
+        let is_node = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR;
+        let identity =
+            if is_node { Identity::Node(stat.st_rdev) } else { Identity::File(stat.st_dev, stat.st_ino) };
+        match identity {
+            one if one == self.control => FileKind::Control,
+            one if Some(one) == self.uvm => FileKind::Uvm,
+            one if self.gpus.contains(&one) => FileKind::Gpu,
+            _ => FileKind::Other,
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    let metadata = fs::metadata(path)?;
+    let is_node = metadata.file_type().is_char_device();
+    Ok(if is_node { Identity::Node(metadata.rdev()) } else { Identity::File(metadata.dev(), metadata.ino()) })
+}

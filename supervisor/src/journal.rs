@@ -1,0 +1,109 @@
+//! The call in hand, in memory that outlives the worker: a new worker goes on with what the last one received.
+//!
+//! A call that allocates is undone and done again: whatever the dead worker had reached, the program gets one
+//! object. A call that frees is done again, and an object that is not found then was freed.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Room for the kernel's notification (`struct seccomp_notif`, 80 bytes today) in words of 8 bytes.
+pub const NOTIFICATION_WORDS: usize = 32;
+
+/// The entry. It is made of zeros.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Entry {
+    /// The kernel writes the notification here when the worker receives it. Its first word is the id, 0 for none.
+    pub notification: [u64; NOTIFICATION_WORDS],
+    step: AtomicU32,
+    client: AtomicU32,
+    handle: AtomicU32,
+    last_handle: AtomicU32,
+    /// How many workers the program's memory has held up in the call in hand.
+    delays: AtomicU32,
+}
+
+const IDLE: u32 = 0;
+const ALLOCATING: u32 = 1;
+const RELEASING: u32 = 2;
+
+/// What RM may have done of the call in hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing: the call was received, or let through.
+    Received,
+    /// It may have made an object.
+    Allocating {
+        /// The object's client.
+        client: u32,
+        /// Its handle.
+        handle: u32,
+    },
+    /// It may have freed an object.
+    Releasing,
+}
+
+/// The journal of one worker.
+#[derive(Debug)]
+pub struct Journal<'m> {
+    entry: &'m mut Entry,
+}
+
+impl<'m> Journal<'m> {
+    /// The journal in this entry.
+    pub fn open(entry: &'m mut Entry) -> Self {
+        Self { entry }
+    }
+
+    /// Where the kernel writes the next notification.
+    pub fn notification(&mut self) -> &mut [u64; NOTIFICATION_WORDS] {
+        &mut self.entry.notification
+    }
+
+    /// How far the call in hand has come.
+    pub fn step(&self) -> Step {
+        match self.entry.step.load(Ordering::Acquire) {
+            ALLOCATING => Step::Allocating {
+                client: self.entry.client.load(Ordering::Relaxed),
+                handle: self.entry.handle.load(Ordering::Relaxed),
+            },
+            RELEASING => Step::Releasing,
+            _ => Step::Received,
+        }
+    }
+
+    /// RM is about to be asked to do it.
+    pub fn begin(&self, step: Step) {
+        let number = match step {
+            Step::Received => IDLE,
+            Step::Allocating { client, handle } => {
+                self.entry.client.store(client, Ordering::Relaxed);
+                self.entry.handle.store(handle, Ordering::Relaxed);
+                ALLOCATING
+            }
+            Step::Releasing => RELEASING,
+        };
+        self.entry.step.store(number, Ordering::Release);
+    }
+
+    /// Counts one more worker that the program's memory held up in the call in hand, and says how many there were.
+    pub fn count_delay(&self) -> u32 {
+        self.entry.delays.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The call was answered.
+    pub fn finish(&mut self) {
+        self.begin(Step::Received);
+        self.entry.delays.store(0, Ordering::Relaxed);
+        self.entry.notification[0] = 0;
+    }
+
+    /// The last handle that was chosen, 0 before the first.
+    pub fn last_handle(&self) -> u32 {
+        self.entry.last_handle.load(Ordering::Relaxed)
+    }
+
+    /// Notes a handle that was chosen.
+    pub fn set_last_handle(&self, handle: u32) {
+        self.entry.last_handle.store(handle, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,170 @@
+//! Keeper and worker: two processes that hold the same descriptors, and start each other anew.
+//!
+//! The keeper takes listeners and serves nothing; the worker answers calls. While one of them lives, no call is
+//! lost: a call that nobody has received waits, and one that a dead worker had received stands in the journal.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, accept4, getsockopt, socketpair, sockopt::PeerCredentials,
+};
+
+use crate::handover::{receive_descriptor, send_descriptor, send_word};
+
+/// What keeper and worker hold both.
+pub struct Holdings {
+    /// Books and journal.
+    pub memory: OwnedFd,
+    /// The lease's budget.
+    pub budget: OwnedFd,
+    /// Where new listeners are handed over.
+    pub socket: OwnedFd,
+    /// The listeners.
+    pub listeners: Vec<OwnedFd>,
+    /// The words of the command line that say what both need to know.
+    pub words: Vec<String>,
+}
+
+/// Which of the two a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Takes listeners.
+    Keeper,
+    /// Answers calls.
+    Worker,
+}
+
+impl Role {
+    /// Its word on the command line.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Keeper => "keeper",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+impl Holdings {
+    /// Starts a process of this role, and returns the link to it. It runs the program that this process runs,
+    /// whatever was installed in its place.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(&self, role: Role) -> io::Result<OwnedFd> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("gpushare-supervisor").arg(role.word()).args(&self.words);
+        let mut inherited =
+            vec![theirs.as_fd(), self.memory.as_fd(), self.budget.as_fd(), self.socket.as_fd()];
+        inherited.extend(self.listeners.iter().map(AsFd::as_fd));
+        // Copies without close-on-exec, which this process drops at once.
+        let copies = inherited.into_iter().map(inheritable).collect::<Result<Vec<_>, _>>()?;
+        for (flag, copy) in ["--link", "--memory", "--budget", "--socket"].iter().zip(&copies) {
+            command.arg(flag).arg(copy.as_raw_fd().to_string());
+        }
+        for listener in &copies[4..] {
+            command.arg("--listener").arg(listener.as_raw_fd().to_string());
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(drop)?;
+        Ok(ours)
+    }
+}
+
+fn inheritable(fd: BorrowedFd) -> Result<OwnedFd, Errno> {
+    let copy = fcntl(fd, FcntlArg::F_DUPFD(3))?;
+    Ok(owned(copy))
+}
+
+/// Takes over a descriptor that the process inherited.
+#[allow(unsafe_code)]
+pub fn owned(fd: RawFd) -> OwnedFd {
+    // SAFETY: whoever started this process left it this descriptor, or the kernel has just made it; nothing else
+    // in the process uses it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Takes over an inherited descriptor, and keeps it from the programs that this process starts.
+///
+/// # Errors
+/// EBADF for a number that is no descriptor.
+pub fn inherited(fd: RawFd) -> Result<OwnedFd, Errno> {
+    let fd = owned(fd);
+    let _ = fcntl(&fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    Ok(fd)
+}
+
+/// Keeps until no process has a filter any more. `link` leads to the worker, if one runs.
+///
+/// # Errors
+/// When the kernel refuses to wait.
+pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
+    /// How long the first listener may take, in milliseconds: whoever should bring it may have ended.
+    const FIRST: u16 = 60_000;
+    let mut link = link;
+    let mut had_listeners = !holdings.listeners.is_empty();
+    loop {
+        if link.is_none() && !holdings.listeners.is_empty() {
+            link = Some(holdings.start(Role::Worker)?);
+        }
+        let mut asked = vec![PollFd::new(holdings.socket.as_fd(), PollFlags::POLLIN)];
+        asked.extend(link.iter().map(|link| PollFd::new(link.as_fd(), PollFlags::empty())));
+        asked.extend(holdings.listeners.iter().map(|one| PollFd::new(one.as_fd(), PollFlags::empty())));
+        let timeout = if had_listeners { PollTimeout::NONE } else { PollTimeout::from(FIRST) };
+        match poll(&mut asked, timeout) {
+            Ok(0) => return Ok(()),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let events: Vec<PollFlags> =
+            asked.iter().map(|one| one.revents().unwrap_or(PollFlags::empty())).collect();
+        let is_over = |events: &PollFlags| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR);
+        let links = usize::from(link.is_some());
+        let has_new = events[0].contains(PollFlags::POLLIN);
+        let is_worker_gone = links == 1 && is_over(&events[1]);
+        let mut over = events[1 + links..].iter().map(is_over);
+        holdings.listeners.retain(|_| !over.next().unwrap_or(false));
+        if holdings.listeners.is_empty() && !has_new && had_listeners {
+            return Ok(());
+        }
+        if is_worker_gone {
+            link = None;
+        }
+        if has_new {
+            admit(&mut holdings, &mut link);
+            had_listeners |= !holdings.listeners.is_empty();
+        }
+    }
+}
+
+/// Takes a listener from a process that connects. It gets its answer when keeper and worker both hold it.
+fn admit(holdings: &mut Holdings, link: &mut Option<OwnedFd>) {
+    let Ok(connection) = accept4(holdings.socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC).map(owned) else {
+        return;
+    };
+    let is_root = getsockopt(&connection, PeerCredentials).is_ok_and(|peer| peer.uid() == 0);
+    if !is_root {
+        return;
+    }
+    let Ok(Some(listener)) = receive_descriptor(&connection) else { return };
+    let is_worked = match &*link {
+        Some(link) => send_descriptor(link, &listener).and_then(|()| receive_descriptor(link)).is_ok(),
+        None => false,
+    };
+    holdings.listeners.push(listener);
+    let is_worked = is_worked || {
+        *link = holdings.start(Role::Worker).ok();
+        link.as_ref().is_some_and(|link| receive_descriptor(link).is_ok())
+    };
+    if is_worked {
+        let _ = send_word(&connection);
+    } else {
+        holdings.listeners.pop();
+    }
+}

@@ -1,0 +1,26 @@
+//! The supervisor: it performs a container's calls to NVIDIA's resource manager (RM) that take or give back device
+//! memory, outside of the container, and so holds its share whatever the container runs.
+//!
+//! A seccomp filter around the container reports the calls ([`filter`]). The supervisor copies each call, decides
+//! by the container's books and the lease's budget ([`calls`], [`books`], [`budget`]), performs it on the
+//! program's own file, and writes the result into the program's memory. Nothing above [`tasks`] knows processes,
+//! descriptors or clocks.
+#![deny(unsafe_code)]
+
+pub mod abi;
+pub mod books;
+pub mod budget;
+pub mod calls;
+pub mod devices;
+pub mod filter;
+pub mod handover;
+pub mod journal;
+pub mod keeper;
+pub mod kernel;
+pub mod manager;
+pub mod memory;
+pub mod program;
+pub mod rights;
+pub mod sys;
+pub mod tasks;
+pub mod worker;

@@ -1,0 +1,7 @@
+//! The program. All of it is in the library, so that tests can build it beside themselves.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gpushare_supervisor::program::main()
+}

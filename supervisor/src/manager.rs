@@ -1,0 +1,170 @@
+//! The resource manager behind a trait, and the few calls that the supervisor makes of its own accord.
+
+use nix::errno::Errno;
+
+use crate::abi::{
+    Class, Era, Status, alloc, control, framebuffer_info, free, gid_info, number, pid_info, put, u32_at,
+    u64_at,
+};
+
+/// Bytes that an address in a call's structure leads to.
+pub struct Pointed<'a> {
+    /// Where in the structure the address stands.
+    pub offset: usize,
+    /// The bytes, which RM reads and writes.
+    pub bytes: &'a mut [u8],
+}
+
+/// RM: NVIDIA's, or a simulated one.
+pub trait Manager {
+    /// An open file of one of its devices.
+    type File;
+
+    /// Makes the call `number` with this structure, whose size is part of the call. Addresses in it that are not
+    /// in `pointed` are 0.
+    ///
+    /// # Errors
+    /// What `ioctl` reports. RM's own status stands in the structure.
+    fn call(
+        &mut self,
+        file: &Self::File,
+        number: u8,
+        structure: &mut [u8],
+        pointed: &mut [Pointed<'_>],
+    ) -> Result<(), Errno>;
+}
+
+/// What RM counts for one process on one GPU, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figure {
+    /// Memory that has one handle in the whole system.
+    pub private: u64,
+    /// Memory that the process owns, and of which there are duplicates.
+    pub shared: u64,
+}
+
+impl Figure {
+    /// All that the process owns.
+    pub fn owned(&self) -> u64 {
+        self.private.saturating_add(self.shared)
+    }
+}
+
+/// A subdevice of a client: what RM can be asked through.
+#[derive(Debug)]
+pub struct Subdevice<'f, F> {
+    /// The client's file.
+    pub file: &'f F,
+    /// The client's handle.
+    pub client: u32,
+    /// The subdevice's own.
+    pub handle: u32,
+}
+
+impl<F> Subdevice<'_, F> {
+    fn control<M: Manager<File = F>>(
+        &self,
+        manager: &mut M,
+        command: u32,
+        parameters: &mut [u8],
+    ) -> Option<()> {
+        let mut call = [0; control::SIZE];
+        put(&mut call, control::CLIENT, &self.client.to_ne_bytes());
+        put(&mut call, control::OBJECT, &self.handle.to_ne_bytes());
+        put(&mut call, control::COMMAND, &command.to_ne_bytes());
+        let size = u32::try_from(parameters.len()).ok()?;
+        put(&mut call, control::PARAMETERS_SIZE, &size.to_ne_bytes());
+        let pointed = &mut [Pointed { offset: control::PARAMETERS, bytes: parameters }];
+        manager.call(self.file, number::CONTROL, &mut call, pointed).ok()?;
+        (u32_at(&call, control::STATUS) == Status::OK.0).then_some(())
+    }
+
+    /// RM's figures of these processes on the subdevice's GPU, in their order; `None` if it does not say. A
+    /// process that RM does not know has none of its memory.
+    pub fn figures<M: Manager<File = F>>(&self, manager: &mut M, pids: &[u32]) -> Option<Vec<Figure>> {
+        let mut figures = Vec::with_capacity(pids.len());
+        let mut parameters = vec![0; pid_info::SIZE];
+        for pids in pids.chunks(pid_info::MOST) {
+            parameters.fill(0);
+            put(&mut parameters, pid_info::COUNT, &u32::try_from(pids.len()).ok()?.to_ne_bytes());
+            for (pid, entry) in
+                pids.iter().zip(parameters[pid_info::LIST..].chunks_exact_mut(pid_info::ENTRY))
+            {
+                put(entry, pid_info::PID, &pid.to_ne_bytes());
+            }
+            self.control(manager, pid_info::COMMAND, &mut parameters)?;
+            for entry in parameters[pid_info::LIST..].chunks_exact(pid_info::ENTRY).take(pids.len()) {
+                let is_known = u32_at(entry, pid_info::RESULT) == Status::OK.0;
+                let of = |offset| if is_known { u64_at(entry, offset) } else { 0 };
+                figures.push(Figure { private: of(pid_info::PRIVATE), shared: of(pid_info::SHARED) });
+            }
+        }
+        Some(figures)
+    }
+
+    /// Bytes of the GPU that are in use, by whomever; `None` if RM does not say.
+    pub fn used<M: Manager<File = F>>(&self, manager: &mut M, era: &Era) -> Option<u64> {
+        let mut parameters = vec![0; era.framebuffer_info];
+        let asked = [2, framebuffer_info::HEAP_SIZE, 0, framebuffer_info::HEAP_FREE];
+        for (word, at) in asked.into_iter().zip((framebuffer_info::COUNT..).step_by(4)) {
+            put(&mut parameters, at, &word.to_ne_bytes());
+        }
+        self.control(manager, framebuffer_info::COMMAND, &mut parameters)?;
+        let data = |entry: usize| u64::from(u32_at(&parameters, framebuffer_info::LIST + 8 * entry + 4));
+        Some(data(0).saturating_sub(data(1)) << 10)
+    }
+
+    /// The GPU's UUID; `None` if RM does not say, which is the answer for a handle that is no subdevice.
+    pub fn uuid<M: Manager<File = F>>(&self, manager: &mut M) -> Option<[u8; 16]> {
+        let mut parameters = [0; gid_info::SIZE];
+        put(&mut parameters, gid_info::FLAGS, &gid_info::BINARY.to_ne_bytes());
+        self.control(manager, gid_info::COMMAND, &mut parameters)?;
+        let is_whole = u32_at(&parameters, gid_info::LENGTH) >= 16;
+        parameters[gid_info::DATA..].first_chunk().copied().filter(|_| is_whole)
+    }
+}
+
+/// Makes a subdevice `handle` under a device of the client.
+///
+/// # Errors
+/// RM's status. A call that does not get to RM counts as [`Status::INVALID_ARGUMENT`].
+pub fn add_subdevice<M: Manager>(
+    manager: &mut M,
+    file: &M::File,
+    [client, device, handle]: [u32; 3],
+    era: &Era,
+) -> Result<(), Status> {
+    let mut call = vec![0; era.long];
+    put(&mut call, alloc::CLIENT, &client.to_ne_bytes());
+    put(&mut call, alloc::PARENT, &device.to_ne_bytes());
+    put(&mut call, alloc::HANDLE, &handle.to_ne_bytes());
+    put(&mut call, alloc::CLASS, &Class::SUBDEVICE.0.to_ne_bytes());
+    let mut parameters = [0; Class::SUBDEVICE_PARAMETERS];
+    let pointed = &mut [Pointed { offset: alloc::PARAMETERS, bytes: &mut parameters }];
+    let done = manager.call(file, number::ALLOC, &mut call, pointed);
+    match (done, Status(u32_at(&call, era.long_status))) {
+        (Ok(()), Status::OK) => Ok(()),
+        (Ok(()), status) => Err(status),
+        (Err(_), _) => Err(Status::INVALID_ARGUMENT),
+    }
+}
+
+/// Frees an object and all below it.
+///
+/// # Errors
+/// As [`add_subdevice`].
+pub fn free_object<M: Manager>(
+    manager: &mut M,
+    file: &M::File,
+    client: u32,
+    handle: u32,
+) -> Result<(), Status> {
+    let mut call = [0; free::SIZE];
+    put(&mut call, free::CLIENT, &client.to_ne_bytes());
+    put(&mut call, free::HANDLE, &handle.to_ne_bytes());
+    match (manager.call(file, number::FREE, &mut call, &mut []), Status(u32_at(&call, free::STATUS))) {
+        (Ok(()), Status::OK) => Ok(()),
+        (Ok(()), status) => Err(status),
+        (Err(_), _) => Err(Status::INVALID_ARGUMENT),
+    }
+}

@@ -1,0 +1,65 @@
+//! The memory that keeper and worker share, and which outlives both of its users' processes: books and journal.
+#![allow(unsafe_code)]
+
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU64;
+
+use nix::errno::Errno;
+
+use crate::books::{MOST_OBJECTS, Record};
+use crate::budget::Page;
+use crate::journal::Entry;
+use crate::sys;
+use crate::tasks::Touch;
+
+/// Room for the journal's entry, a page.
+const JOURNAL: usize = 4096;
+
+/// Size of the shared memory in bytes.
+pub const SIZE: usize = JOURNAL + MOST_OBJECTS * size_of::<Record>();
+
+const _: () = assert!(size_of::<Entry>() + size_of::<AtomicU64>() <= JOURNAL && SIZE <= 8 << 20);
+
+/// A container's memory as one worker maps it.
+pub struct Mapped {
+    /// The journal's entry.
+    pub entry: &'static mut Entry,
+    /// The records of the books.
+    pub records: &'static mut [Record],
+    /// When the worker began to touch a program's memory.
+    pub touch: Touch,
+}
+
+/// Maps a container's memory, of which one worker at a time is the only user.
+///
+/// # Errors
+/// As mmap(2).
+pub fn map(file: impl AsFd) -> Result<Mapped, Errno> {
+    let base: *mut u8 = sys::map(file, 0, SIZE)?;
+    // SAFETY: both are within the mapping, which is never undone, and do not overlap. Any bytes are valid values.
+    // The keeper maps nothing, and a worker starts after the last one's end.
+    let entry = unsafe { &mut *base.cast::<Entry>() };
+    // SAFETY: within the mapping.
+    let records = unsafe { base.add(JOURNAL) }.cast::<Record>();
+    // SAFETY: as above.
+    let records = unsafe { std::slice::from_raw_parts_mut(records, MOST_OBJECTS) };
+    // SAFETY: within the mapping, behind the entry and before the records.
+    let touch = unsafe { base.add(JOURNAL - size_of::<AtomicU64>()) }.cast::<AtomicU64>();
+    // SAFETY: as above; it is an atomic.
+    let touch = Touch(unsafe { &*touch });
+    Ok(Mapped { entry, records, touch })
+}
+
+/// Maps a lease's budget, which other supervisors map too.
+///
+/// # Errors
+/// As mmap(2); EINVAL for a file that is too small.
+pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
+    let size = nix::sys::stat::fstat(&file)?.st_size;
+    if usize::try_from(size).map_or(true, |size| size < size_of::<Page>()) {
+        return Err(Errno::EINVAL);
+    }
+    let page: *mut Page = sys::map(file, 0, 1)?;
+    // SAFETY: the mapping is never undone, all fields are atomics, and any bytes are valid values.
+    Ok(unsafe { &*page })
+}

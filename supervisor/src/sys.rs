@@ -1,0 +1,237 @@
+//! The system calls that neither nix nor the standard library has.
+#![allow(unsafe_code)]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::libc::{self, c_int, c_long, c_uint, c_ulong};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::Pid;
+
+use crate::journal::NOTIFICATION_WORDS;
+
+/// Size in bytes of `struct seccomp_notif` as this code reads it.
+const NOTIFICATION: usize = 80;
+/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP, of kernel 6.6.
+const SYNC_WAKE_UP: c_ulong = 1;
+/// SECCOMP_IOCTL_NOTIF_SET_FLAGS.
+const SET_FLAGS: c_ulong = 0x4008_2104;
+/// SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, of kernel 5.19.
+const WAIT_KILLABLE: c_ulong = 1 << 5;
+/// PIDFD_THREAD, of kernel 6.9.
+const PIDFD_THREAD: c_uint = libc::O_EXCL as c_uint;
+
+fn owned(answer: c_long) -> Result<OwnedFd, Errno> {
+    let number = RawFd::try_from(Errno::result(answer)?).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel has just made this descriptor for us, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Puts a filter with a listener around this thread and all that it becomes.
+///
+/// # Errors
+/// EBUSY where a filter with a listener stands already, EACCES without CAP_SYS_ADMIN, EINVAL before kernel 5.19.
+pub fn install_with_listener(program: &mut [libc::sock_filter]) -> Result<OwnedFd, Errno> {
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW | WAIT_KILLABLE;
+    owned(install(program, flags))
+}
+
+/// Puts a filter without a listener around this thread and all that it becomes.
+///
+/// # Errors
+/// EACCES without CAP_SYS_ADMIN.
+pub fn install_without_listener(program: &mut [libc::sock_filter]) -> Result<(), Errno> {
+    Errno::result(install(program, libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW)).map(drop)
+}
+
+fn install(program: &mut [libc::sock_filter], flags: c_ulong) -> c_long {
+    let Ok(len) = u16::try_from(program.len()) else { return -1 };
+    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    // SAFETY: the program and its instructions outlive the call; the kernel copies them.
+    unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) }
+}
+
+/// Whether the kernel can report calls in the way that the supervisor needs.
+pub fn can_listen() -> bool {
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
+    let nothing: *const libc::sock_fprog = std::ptr::null();
+    // SAFETY: the kernel checks the flags, and then finds no program.
+    let asked = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, nothing) };
+    Errno::result(asked) == Err(Errno::EFAULT)
+}
+
+/// Whether a notification fits into the journal.
+pub fn notification_fits() -> bool {
+    // SAFETY: zeros are a valid value of this structure of integers.
+    let mut sizes: libc::seccomp_notif_sizes = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes the structure, which outlives the call.
+    let asked = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_NOTIF_SIZES, 0, &raw mut sizes) };
+    let size = usize::from(sizes.seccomp_notif);
+    asked == 0 && (NOTIFICATION..=NOTIFICATION_WORDS * 8).contains(&size)
+}
+
+/// Lets the kernel run the supervisor at once when a call is reported. Kernels before 6.6 cannot.
+pub fn set_synchronous(listener: BorrowedFd) {
+    // SAFETY: two integers, and no memory.
+    let _ = unsafe { libc::ioctl(listener.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
+}
+
+/// Receives the next notification into `to`, which is zeroed before.
+///
+/// # Errors
+/// ENOENT and EINTR are normal: the call is gone, or a signal came.
+pub fn receive(listener: BorrowedFd, to: &mut [u64; NOTIFICATION_WORDS]) -> Result<(), Errno> {
+    to.fill(0);
+    // SAFETY: the kernel writes a notification, which fits, as `notification_fits` has made sure.
+    let done = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, to.as_mut_ptr()) };
+    Errno::result(done).map(drop)
+}
+
+/// Whether the program still waits for the answer to notification `id`.
+pub fn is_valid(listener: BorrowedFd, id: u64) -> bool {
+    // SAFETY: the kernel reads 8 bytes.
+    let done =
+        unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) };
+    done == 0
+}
+
+/// Answers notification `id`: the call returns 0, fails with `errno`, or is made by the kernel.
+///
+/// # Errors
+/// ENOENT if the program does not wait any more.
+pub fn send(listener: BorrowedFd, id: u64, errno: Option<Errno>, lets_through: bool) -> Result<(), Errno> {
+    let error = errno.map_or(0, |errno| -(errno as c_int));
+    let flags = if lets_through { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE } else { 0 };
+    let answer = libc::seccomp_notif_resp { id, val: 0, error, flags: u32::try_from(flags).unwrap_or(0) };
+    // SAFETY: the kernel reads the structure, which outlives the call.
+    let done =
+        unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer) };
+    Errno::result(done).map(drop)
+}
+
+/// A descriptor of a process.
+///
+/// # Errors
+/// ESRCH if it has ended.
+pub fn pidfd_open(pid: u32) -> Result<OwnedFd, Errno> {
+    // SAFETY: two integers, and no memory.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+/// A descriptor of a thread, which names it as long as it is open. Before kernel 6.9 there is none but for a
+/// process's first thread.
+///
+/// # Errors
+/// ESRCH if it has ended, EINVAL before kernel 6.9.
+pub fn pidfd_open_thread(tid: u32) -> Result<OwnedFd, Errno> {
+    // SAFETY: two integers, and no memory.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, tid, PIDFD_THREAD) })
+}
+
+/// Takes descriptor `fd` of a thread or process.
+///
+/// # Errors
+/// EBADF if it has none, ESRCH if it has ended.
+pub fn pidfd_getfd(process: BorrowedFd, fd: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: three integers, and no memory.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })
+}
+
+/// Ends a process.
+///
+/// # Errors
+/// ESRCH if it has ended.
+pub fn kill(process: BorrowedFd) -> Result<(), Errno> {
+    let nothing: *const libc::siginfo_t = std::ptr::null();
+    // SAFETY: the kernel makes the information itself where there is none.
+    let done =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, nothing, 0) };
+    Errno::result(done).map(drop)
+}
+
+/// Does something, and ends this process by SIGALRM if it takes longer than so many microseconds.
+pub fn within<T>(microseconds: u32, what: impl FnOnce() -> T) -> T {
+    set_timer(microseconds);
+    let done = what();
+    set_timer(0);
+    done
+}
+
+fn set_timer(microseconds: u32) {
+    let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let value = libc::timeval { tv_sec: 0, tv_usec: microseconds.into() };
+    let timer = libc::itimerval { it_interval: zero, it_value: value };
+    // SAFETY: the kernel reads the structure, which outlives the call, and writes nothing.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+}
+
+/// Lets all signals come and do what they do by default, whatever this process inherited.
+pub fn reset_signals() {
+    for signal in 1..=31 {
+        // SAFETY: the default action runs no code of ours. SIGKILL and SIGSTOP cannot be changed, and need not.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    // SAFETY: zeros are a valid set of signals, an empty one.
+    let none: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel reads the set, which outlives the call.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
+}
+
+/// Reads another process's memory.
+///
+/// # Errors
+/// EFAULT if not all of it is there.
+pub fn read_memory(tid: u32, address: u64, to: &mut [u8]) -> Result<(), Errno> {
+    let there = [RemoteIoVec { base: usize::try_from(address).map_err(|_| Errno::EFAULT)?, len: to.len() }];
+    let len = to.len();
+    let done = process_vm_readv(pid(tid), &mut [IoSliceMut::new(to)], &there)?;
+    if done == len { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+/// Writes another process's memory, in parts.
+///
+/// # Errors
+/// EFAULT if not all of it is there.
+pub fn write_memory(tid: u32, parts: &[(u64, &[u8])]) -> Result<(), Errno> {
+    let here: Vec<IoSlice> = parts.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
+    let place = |(address, bytes): &(u64, &[u8])| {
+        usize::try_from(*address).map(|base| RemoteIoVec { base, len: bytes.len() })
+    };
+    let there = parts.iter().map(place).collect::<Result<Vec<_>, _>>().map_err(|_| Errno::EFAULT)?;
+    let wanted: usize = there.iter().map(|part| part.len).sum();
+    let done = process_vm_writev(pid(tid), &here, &there)?;
+    if done == wanted { Ok(()) } else { Err(Errno::EFAULT) }
+}
+
+fn pid(tid: u32) -> Pid {
+    Pid::from_raw(tid.cast_signed())
+}
+
+/// Makes RM's call `number` with this structure, in which the addresses of `pointed` stand already.
+///
+/// # Errors
+/// What the driver reports.
+pub(crate) fn manager_call(file: BorrowedFd, number: u8, structure: &mut [u8]) -> Result<(), Errno> {
+    /// _IOWR('F', 0, 0).
+    const COMMAND: c_ulong = 0xc000_4600;
+    let size = c_ulong::try_from(structure.len()).map_err(|_| Errno::EINVAL)?;
+    let command = COMMAND | size << 16 | c_ulong::from(number);
+    // SAFETY: the driver reads and writes as many bytes as the command says, and what the addresses in them lead
+    // to: buffers of the caller's, which outlive the call and have the sizes that this driver's era gives them.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), command, structure.as_mut_ptr()) };
+    Errno::result(done).map(drop)
+}
+
+/// Maps a file of `T`s for reading and writing, shared with all others that map it. `T` is valid for any bytes.
+///
+/// # Errors
+/// As mmap(2).
+pub(crate) fn map<T>(file: impl AsFd, offset: i64, count: usize) -> Result<*mut T, Errno> {
+    let len = size_of::<T>() * count;
+    let (protection, file) = (libc::PROT_READ | libc::PROT_WRITE, file.as_fd().as_raw_fd());
+    // SAFETY: the kernel chooses the place, so that nothing else of this process is touched.
+    let address =
+        unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file, offset) };
+    if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(address.cast()) }
+}

@@ -1,0 +1,196 @@
+//! The container's processes and threads, as far as they made calls.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::time::TimeValLike;
+use nix::time::{ClockId, clock_gettime};
+
+use crate::calls::{self, Processes};
+use crate::devices::{Devices, FileKind};
+use crate::sys;
+
+/// How long a program's memory may hold up the worker, in microseconds. A page under userfaultfd, or of a FUSE
+/// file, comes when the program likes.
+const LONGEST: u32 = 200_000;
+
+/// Most processes and threads that are kept, so that a container cannot take all of our descriptors.
+const MOST_KEPT: usize = 4096;
+
+struct Process {
+    descriptor: Option<OwnedFd>,
+    /// Whether it made a call to this worker. One that is known from the books alone may be another process of
+    /// the same pid.
+    is_proved: bool,
+}
+
+struct Thread {
+    descriptor: OwnedFd,
+    process: u32,
+}
+
+/// The tasks that made calls.
+pub struct Tasks {
+    devices: Devices,
+    processes: HashMap<u32, Process>,
+    threads: HashMap<u32, Thread>,
+}
+
+impl Tasks {
+    /// Knows the processes `pids`, which made calls to an earlier worker.
+    pub fn new(devices: Devices, pids: impl IntoIterator<Item = u32>) -> Self {
+        let known = |pid| (pid, Process { descriptor: sys::pidfd_open(pid).ok(), is_proved: false });
+        Self { devices, processes: pids.into_iter().map(known).collect(), threads: HashMap::new() }
+    }
+
+    /// The descriptor `fd` of a thread that is stopped in a call, and its process.
+    ///
+    /// # Errors
+    /// EBADF if it has no such descriptor, ESRCH if it has ended, ENOMEM for one thread too many.
+    pub fn take(&mut self, tid: u32, fd: i32) -> Result<(OwnedFd, u32), Errno> {
+        for _ in 0..2 {
+            if !self.threads.contains_key(&tid) {
+                self.add_thread(tid)?;
+            }
+            let Some(thread) = self.threads.get(&tid) else { return Err(Errno::ESRCH) };
+            match sys::pidfd_getfd(thread.descriptor.as_fd(), fd) {
+                Ok(file) => return Ok((file, thread.process)),
+                // Its number is another thread's now.
+                Err(Errno::ESRCH) => drop(self.threads.remove(&tid)),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno::ESRCH)
+    }
+
+    fn add_thread(&mut self, tid: u32) -> Result<(), Errno> {
+        if self.threads.len() >= MOST_KEPT {
+            self.threads.retain(|_, thread| !has_ended(&thread.descriptor));
+            if self.threads.len() >= MOST_KEPT {
+                self.threads.clear();
+            }
+        }
+        let pid = process_of(tid).ok_or(Errno::ESRCH)?;
+        self.add_process(pid)?;
+        let descriptor = match sys::pidfd_open_thread(tid) {
+            // Before kernel 6.9. The descriptors of all threads are the process's, unless one unshared them: then
+            // the file is not RM's, or is one that the program has anyway.
+            Err(Errno::EINVAL) => sys::pidfd_open(pid)?,
+            other => other?,
+        };
+        self.threads.insert(tid, Thread { descriptor, process: pid });
+        Ok(())
+    }
+
+    fn add_process(&mut self, pid: u32) -> Result<(), Errno> {
+        if self.processes.get(&pid).is_some_and(|known| known.is_proved && known.lives()) {
+            return Ok(());
+        }
+        if self.processes.len() >= MOST_KEPT && !self.processes.contains_key(&pid) {
+            return Err(Errno::ENOMEM);
+        }
+        let descriptor = Some(sys::pidfd_open(pid)?);
+        self.processes.insert(pid, Process { descriptor, is_proved: true });
+        Ok(())
+    }
+
+    /// The descriptor of a process that is certainly the container's.
+    pub fn descriptor(&self, pid: u32) -> Option<&OwnedFd> {
+        self.processes.get(&pid).filter(|process| process.is_proved)?.descriptor.as_ref()
+    }
+}
+
+impl Process {
+    fn lives(&self) -> bool {
+        self.descriptor.as_ref().is_some_and(|descriptor| !has_ended(descriptor))
+    }
+}
+
+impl Processes for Tasks {
+    type File = OwnedFd;
+
+    fn pids(&self) -> Vec<u32> {
+        self.processes.keys().copied().collect()
+    }
+
+    fn lives(&self, pid: u32) -> bool {
+        self.processes.get(&pid).is_some_and(Process::lives)
+    }
+
+    fn file(&self, pid: u32, fd: i32) -> Option<OwnedFd> {
+        let process = self.processes.get(&pid)?.descriptor.as_ref()?;
+        let file = sys::pidfd_getfd(process.as_fd(), fd).ok()?;
+        (self.devices.kind(&file) == FileKind::Control).then_some(file)
+    }
+
+    fn forget(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+        self.threads.retain(|_, thread| thread.process != pid);
+    }
+}
+
+/// A descriptor of a process or thread is readable once that has ended.
+fn has_ended(descriptor: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)];
+    poll(&mut asked, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+fn process_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
+/// When the worker began to touch a program's memory, in microseconds of the monotonic clock, in memory that
+/// outlives it; 0: it does not.
+#[derive(Clone, Copy)]
+pub struct Touch(pub &'static AtomicU64);
+
+impl Touch {
+    fn time<T>(self, what: impl FnOnce() -> T) -> T {
+        self.0.store(now(), Ordering::Relaxed);
+        let done = sys::within(LONGEST, what);
+        self.0.store(0, Ordering::Relaxed);
+        done
+    }
+
+    /// Whether the last worker was held up for as long as it may be.
+    pub fn has_delayed(self) -> bool {
+        let began = self.0.swap(0, Ordering::Relaxed);
+        began != 0 && now().saturating_sub(began) >= LONGEST.into()
+    }
+}
+
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.num_microseconds());
+    u64::try_from(time).unwrap_or(0)
+}
+
+/// A thread that is stopped in a call.
+pub struct Stopped<'l> {
+    /// The listener that reported it.
+    pub listener: &'l OwnedFd,
+    /// The notification's id.
+    pub id: u64,
+    /// The thread.
+    pub tid: u32,
+    /// Where it is noted that its memory is touched.
+    pub touch: Touch,
+}
+
+impl calls::Program for Stopped<'_> {
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
+        self.touch.time(|| sys::read_memory(self.tid, address, to))
+    }
+
+    fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), Errno> {
+        self.touch.time(|| sys::write_memory(self.tid, parts))
+    }
+
+    fn waits(&self) -> bool {
+        sys::is_valid(self.listener.as_fd(), self.id)
+    }
+}

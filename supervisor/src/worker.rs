@@ -1,0 +1,257 @@
+//! The worker: receives calls, and answers them.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::abi::{Era, UVM_MAP_EXTERNAL};
+use crate::books::Books;
+use crate::budget::Budget;
+use crate::calls::{Answer, Call, Race, Supervisor};
+use crate::devices::{Devices, FileKind};
+use crate::handover::{receive_descriptor, send_word};
+use crate::journal::{Journal, Step};
+use crate::keeper::{Holdings, Role};
+use crate::kernel::Kernel;
+use crate::manager::free_object;
+use crate::sys;
+use crate::tasks::{Stopped, Tasks, Touch};
+
+const ARCH_I386: u32 = 0x4000_0003;
+
+/// How many workers a program's memory may hold up in one call.
+const MOST_DELAYS: u32 = 2;
+
+/// Between two comparisons of RM's figures with the books, in microseconds, while there is a client.
+const LOOK_EVERY: u64 = 1_000_000;
+
+/// What is done about a race: it gets the descriptor of the process that has most of the memory, if that is
+/// certainly the container's.
+pub type OnRace = Box<dyn FnMut(&Race, Option<&OwnedFd>)>;
+
+/// What a worker holds besides its own books, and the keeper.
+pub struct Peer {
+    /// The descriptors that both hold.
+    pub holdings: Holdings,
+    /// The link to the keeper.
+    pub link: Option<OwnedFd>,
+}
+
+/// A worker at its work.
+pub struct Worker {
+    supervisor: Supervisor<'static, Kernel, Tasks>,
+    devices: Devices,
+    peer: Peer,
+    touch: Touch,
+    began: Instant,
+    next_look: u64,
+    on_race: OnRace,
+}
+
+/// What the notification's words say.
+struct Notification {
+    id: u64,
+    tid: u32,
+    fd: i32,
+    command: u32,
+    address: u64,
+}
+
+fn readable(fd: &OwnedFd) -> PollFd<'_> {
+    PollFd::new(fd.as_fd(), PollFlags::POLLIN)
+}
+
+impl Notification {
+    fn read(words: &[u64]) -> Self {
+        let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0);
+        let (tid, arch) = (low(words[1]), low(words[2] >> 32));
+        let address = if arch == ARCH_I386 { u64::from(low(words[6])) } else { words[6] };
+        Self { id: words[0], tid, fd: low(words[4]).cast_signed(), command: low(words[5]), address }
+    }
+}
+
+impl Worker {
+    /// A worker with what outlives it. `on_race` is called with what went past and the process's descriptor.
+    pub fn new(
+        era: &'static Era,
+        devices: Devices,
+        (books, budget, journal): (Books<'static>, Budget<'static>, Journal<'static>),
+        (peer, touch): (Peer, Touch),
+        on_race: OnRace,
+    ) -> Self {
+        let tasks = Tasks::new(devices.clone(), books.processes());
+        peer.holdings.listeners.iter().for_each(|listener| sys::set_synchronous(listener.as_fd()));
+        Self {
+            supervisor: Supervisor::new(era, (books, budget, journal), Kernel, tasks),
+            devices,
+            peer,
+            touch,
+            began: Instant::now(),
+            next_look: 0,
+            on_race,
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Works until no process has the filter any more.
+    ///
+    /// # Errors
+    /// When the kernel refuses to wait or to receive, or no keeper can be started.
+    pub fn run(&mut self) -> io::Result<()> {
+        self.resume();
+        if let Some(link) = &self.peer.link {
+            let _ = send_word(link); // a keeper that is gone is replaced below
+        }
+        while !self.peer.holdings.listeners.is_empty() {
+            if self.peer.link.is_none() {
+                self.peer.link = Some(self.peer.holdings.start(Role::Keeper)?);
+            }
+            let timeout = self.timeout();
+            let listeners = &self.peer.holdings.listeners;
+            let mut asked: Vec<PollFd> = self.peer.link.iter().chain(listeners).map(readable).collect();
+            match poll(&mut asked, timeout) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let events: Vec<PollFlags> =
+                asked.iter().map(|one| one.revents().unwrap_or(PollFlags::empty())).collect();
+            for (at, events) in events[1..].iter().enumerate() {
+                if events.contains(PollFlags::POLLIN) {
+                    self.receive(at)?;
+                }
+            }
+            let is_over = |events: &PollFlags| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR);
+            let mut over = events[1..].iter().map(is_over);
+            self.peer.holdings.listeners.retain(|_| !over.next().unwrap_or(false));
+            if events[0].contains(PollFlags::POLLIN) {
+                self.add_listener();
+            } else if is_over(&events[0]) {
+                self.peer.link = None;
+            }
+            if self.is_look_due() {
+                self.look();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a listener from the keeper, and says so.
+    fn add_listener(&mut self) {
+        let Some(link) = &self.peer.link else { return };
+        match receive_descriptor(link) {
+            Ok(Some(listener)) => {
+                sys::set_synchronous(listener.as_fd());
+                self.peer.holdings.listeners.push(listener);
+                let _ = send_word(link);
+            }
+            Ok(None) => {}
+            Err(_) => self.peer.link = None,
+        }
+    }
+
+    /// When the next look is due; none while there is no client.
+    fn next_look(&self) -> Option<u64> {
+        let regular = self.supervisor.has_clients().then_some(self.next_look);
+        regular.into_iter().chain(self.supervisor.look_due()).min()
+    }
+
+    fn timeout(&self) -> PollTimeout {
+        let Some(due) = self.next_look() else { return PollTimeout::NONE };
+        let left = due.saturating_sub(self.now()).div_ceil(1000);
+        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+    }
+
+    fn is_look_due(&self) -> bool {
+        self.next_look().is_some_and(|due| due <= self.now())
+    }
+
+    fn look(&mut self) {
+        for race in self.supervisor.look() {
+            (self.on_race)(&race, self.supervisor.processes.descriptor(race.process));
+        }
+        self.next_look = self.now() + LOOK_EVERY;
+    }
+
+    fn receive(&mut self, listener: usize) -> Result<(), Errno> {
+        let to = self.supervisor.journal.notification();
+        match sys::receive(self.peer.holdings.listeners[listener].as_fd(), to) {
+            Ok(()) => self.answer(listener),
+            Err(Errno::ENOENT | Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+
+    /// Decides about the notification in the journal, and answers it.
+    fn answer(&mut self, listener: usize) {
+        let notification = Notification::read(self.supervisor.journal.notification());
+        let answer = self.decide(&notification, listener);
+        let (errno, lets_through) = match answer {
+            Answer::Done => (None, false),
+            Answer::Fail(errno) => (Some(errno), false),
+            Answer::LetThrough | Answer::Gone => (None, true),
+        };
+        // A program that does not wait any more has ended.
+        let _ =
+            sys::send(self.peer.holdings.listeners[listener].as_fd(), notification.id, errno, lets_through);
+        self.supervisor.journal.finish();
+    }
+
+    fn decide(&mut self, notification: &Notification, listener: usize) -> Answer {
+        let Notification { id, tid, fd, command, address, .. } = *notification;
+        let at = self.now();
+        let touch = self.touch;
+        let program = Stopped { listener: &self.peer.holdings.listeners[listener], id, tid, touch };
+        let (file, process) = match self.supervisor.processes.take(tid, fd) {
+            Ok(taken) => taken,
+            Err(Errno::EBADF) => return Answer::Fail(Errno::EBADF),
+            Err(Errno::ENOMEM) => return Answer::Fail(Errno::ENOMEM),
+            Err(_) if !sys::is_valid(program.listener.as_fd(), id) => return Answer::Gone,
+            Err(_) => return Answer::Fail(Errno::EPERM),
+        };
+        let size = (command >> 16 & 0x3fff) as usize;
+        let number = command.to_le_bytes()[0];
+        let call = Call { number, size, address, thread: tid, process, fd, at };
+        match self.devices.kind(&file) {
+            FileKind::Uvm if command == UVM_MAP_EXTERNAL => self.supervisor.map_external(&call),
+            // A plain number that any other driver may use. What it would do to RM's file is nothing.
+            _ if command == UVM_MAP_EXTERNAL => Answer::LetThrough,
+            FileKind::Control | FileKind::Gpu => self.supervisor.handle(&call, &program, &file),
+            FileKind::Uvm | FileKind::Other => Answer::Fail(Errno::ENOTTY),
+        }
+    }
+
+    /// Goes on with the call that the last worker had received.
+    fn resume(&mut self) {
+        let notification = Notification::read(self.supervisor.journal.notification());
+        if notification.id == 0 {
+            return;
+        }
+        let is_its = |one: &OwnedFd| sys::is_valid(one.as_fd(), notification.id);
+        let Some(listener) = self.peer.holdings.listeners.iter().position(is_its) else {
+            return self.supervisor.journal.finish();
+        };
+        let was_delayed = self.touch.has_delayed();
+        let delays = if was_delayed { self.supervisor.journal.count_delay() } else { 0 };
+        if let Step::Allocating { client, handle } = self.supervisor.journal.step() {
+            // Whether RM had done it or not: it is undone, and done again.
+            if let Ok((file, _)) = self.supervisor.processes.take(notification.tid, notification.fd) {
+                let _ = free_object(&mut self.supervisor.manager, &file, client, handle);
+            }
+            self.supervisor.books.remove(client, handle);
+        }
+        if delays >= MOST_DELAYS {
+            // The program's memory holds up whoever touches it.
+            let to = self.peer.holdings.listeners[listener].as_fd();
+            let _ = sys::send(to, notification.id, Some(Errno::EFAULT), false);
+            return self.supervisor.journal.finish();
+        }
+        self.answer(listener);
+    }
+}
