@@ -1,0 +1,40 @@
+//! Becomes a program under the supervisor's filter, as the runtime wrapper becomes the low-level runtime.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use gpushare_supervisor::abi::Era;
+use gpushare_supervisor::filter::{Variant, program};
+use gpushare_supervisor::handover::hand_over;
+use gpushare_supervisor::sys::{install_with_listener, install_without_listener};
+
+/// Becomes a program under the supervisor's filter.
+#[derive(Parser)]
+struct Args {
+    /// The supervisor's socket; without it RM's calls are denied.
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    #[arg(long, default_value = "580.142")]
+    driver: String,
+    #[arg(required = true, trailing_var_arg = true)]
+    words: Vec<OsString>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let version = args.driver.parse().ok().and_then(Era::of);
+    let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
+    match args.socket {
+        Some(socket) => {
+            let listener = install_with_listener(&mut program(era, Variant::Reported)).context("filter")?;
+            hand_over(&socket, listener).context("hand over")?;
+        }
+        None => install_without_listener(&mut program(era, Variant::Denied)).context("filter")?,
+    }
+    let (name, rest) = args.words.split_first().context("no program")?;
+    Err(Command::new(name).args(rest).exec().into())
+}

@@ -1,0 +1,198 @@
+//! One attacker. It prints what it got, and holds it until its standard input ends.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use gpushare_attackers::{Client, DEVICE, Entry, Way, call, memory_parameters};
+use gpushare_supervisor::abi::{Class, Era, alloc, heap, memory, number, put};
+
+/// Tries to hold more device memory than it was granted.
+#[derive(Parser)]
+struct Args {
+    /// Folder of RM's files.
+    folder: PathBuf,
+    /// What to try.
+    mode: Mode,
+    /// Size of a piece in KiB.
+    #[arg(long, default_value_t = 64 << 10)]
+    piece: u64,
+    /// Most pieces.
+    #[arg(long, default_value_t = 200)]
+    pieces: u32,
+    #[arg(long, default_value = "580.142")]
+    driver: String,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    /// Allocations by the long form.
+    Long,
+    /// By the short form.
+    Short,
+    /// By VID_HEAP_CONTROL, plain.
+    Heap,
+    /// By VID_HEAP_CONTROL with height and pitch.
+    Pitch,
+    /// By VID_HEAP_CONTROL with a range.
+    Range,
+    /// Another type byte.
+    OtherType,
+    /// Wrapped into another call.
+    Wrapped,
+    /// By the entry of x32 programs.
+    X32,
+    /// Frees each piece while a duplicate of another client's holds it.
+    Duplicate,
+    /// Frees each piece while an exported file holds it.
+    Export,
+    /// As `export`, while another thread exports and closes a piece all the time.
+    Flip,
+    /// Address ranges, whose page tables are device memory.
+    Ranges,
+    /// Changes the class while the call is looked at.
+    Race,
+    /// Frees what it allocates, over and over: an honest program.
+    Rounds,
+    /// Allocates while another thread's call stands in memory that never comes.
+    Blocked,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let version = args.driver.parse().ok().and_then(Era::of);
+    let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
+    let mut client = Client::open(&args.folder, era)?;
+    let piece = args.piece << 10;
+    let ways = [
+        (Mode::OtherType as u8, b'G', false, Entry::Native),
+        (Mode::Wrapped as u8, b'F', true, Entry::Native),
+    ];
+    for (mode, kind, is_wrapped, entry) in ways {
+        if mode == args.mode as u8 {
+            client.way = Way { kind, is_wrapped, entry };
+        }
+    }
+    if matches!(args.mode, Mode::X32) {
+        client.way.entry = Entry::X32;
+    }
+    let mut held = Vec::new();
+    let mut got = 0;
+    let mut why = String::from("limit of pieces");
+    if matches!(args.mode, Mode::Race) {
+        got = race(&client, piece, args.pieces);
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<()> {
+        if matches!(args.mode, Mode::Flip) {
+            let flipped = client.memory(piece, 0).ok().context("no memory to flip")?;
+            let (client, stop) = (&client, &stop);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let _closed = client.export(flipped);
+                }
+            });
+        }
+        if matches!(args.mode, Mode::Blocked) {
+            let missing = gpushare_attackers::missing_page().context("userfaultfd")?;
+            let file = client.another_file()?;
+            scope.spawn(move || {
+                let done = gpushare_attackers::call_at(&file, number::FREE, 16, missing);
+                eprintln!("the blocked call: {done:?}");
+            });
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let other = match args.mode {
+            Mode::Duplicate => {
+                let other = client.root().ok().context("no second client")?;
+                client.add_device(other).ok().context("no second device")?;
+                other
+            }
+            _ => 0,
+        };
+        for _ in 0..args.pieces {
+            if matches!(args.mode, Mode::Race) {
+                break;
+            }
+            let made = match args.mode {
+                Mode::Short => client.memory_by_short_form(piece, 0),
+                Mode::Heap => client.memory_by_heap(heap::ALLOC_SIZE, piece),
+                Mode::Pitch => client.memory_by_heap(heap::ALLOC_TILED_PITCH_HEIGHT, piece),
+                Mode::Range => client.memory_by_heap(heap::ALLOC_SIZE_RANGE, piece),
+                Mode::Ranges => {
+                    let mut parameters = memory_parameters(era, piece);
+                    client.allocate(Class::VIRTUAL_RANGE, [client.handle, DEVICE, 0], &mut parameters)
+                }
+                _ => client.memory(piece, 0),
+            };
+            let handle = match made {
+                Ok(handle) => handle,
+                Err(refusal) => {
+                    why = format!("{refusal:?}");
+                    break;
+                }
+            };
+            got += 1;
+            match args.mode {
+                Mode::Duplicate => {
+                    client.duplicate(other, handle).map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+                    client.free(client.handle, handle).map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+                }
+                Mode::Export | Mode::Flip => {
+                    held.push(client.export(handle).map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?);
+                    client.free(client.handle, handle).map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+                }
+                Mode::Rounds => {
+                    client.free(client.handle, handle).map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+                }
+                _ => {}
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        Ok(())
+    })?;
+    println!("got {got} pieces: {why}");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    drop(held);
+    Ok(())
+}
+
+/// Another thread changes host memory into device memory while the call is looked at. Returns how many calls
+/// made device memory.
+fn race(client: &Client, piece: u64, pieces: u32) -> u64 {
+    let mut parameters = memory_parameters(client.era, piece);
+    let mut structure = vec![0; client.era.long];
+    client.fill(&mut structure, Class(0x3e), [client.handle, DEVICE, 0], &mut parameters);
+    put(&mut parameters, memory::FLAGS, &0u32.to_ne_bytes());
+    let address = structure.as_mut_ptr().expose_provenance();
+    let stop = AtomicBool::new(false);
+    let mut raced = 0;
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        scope.spawn(move || {
+            let class = std::ptr::with_exposed_provenance_mut::<u32>(address + alloc::CLASS);
+            while !stop.load(Ordering::Relaxed) {
+                for value in [0x40, 0x3e] {
+                    // SAFETY: the word is in a buffer that outlives this thread. The race on it is the point, and
+                    // the only other reader is the kernel.
+                    unsafe { class.write_volatile(value) };
+                    for _ in 0..30 {
+                        std::hint::spin_loop();
+                    }
+                }
+            }
+        });
+        let mut before = client.counted().unwrap_or(0);
+        for _ in 0..pieces {
+            put(&mut structure, alloc::HANDLE, &0u32.to_ne_bytes());
+            let _ = call(&client.file, number::ALLOC, &mut structure, client.way);
+            let now = client.counted().unwrap_or(before);
+            raced += u64::from(now > before);
+            before = now;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    raced
+}

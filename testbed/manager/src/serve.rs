@@ -1,0 +1,295 @@
+//! The file system.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, IoctlFlags, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyOpen, Request, SessionACL,
+};
+use gpushare_supervisor::abi::{control, number, u32_at, u64_at};
+use nix::libc;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
+use nix::unistd::Pid;
+
+use crate::model::{Caller, Manager, Memory, ReadError};
+
+const ROOT: u64 = 1;
+const CONTROL_FILE: u64 = 2;
+const UVM_FILE: u64 = 3;
+/// What RM counts, for whoever wants to compare.
+const FIGURES_FILE: u64 = 4;
+const FIRST_GPU: u64 = 16;
+
+/// Attributes may be kept for ever: they never change.
+const FOREVER: Duration = Duration::from_secs(1 << 30);
+
+/// A call of our own, which tells the number of the file that it is made on.
+const WHICH_FILE: u32 = 0x8008_4600;
+
+/// The files of a simulated driver.
+pub struct Files {
+    manager: Arc<Mutex<Manager>>,
+    gpus: u64,
+    next_file: AtomicU64,
+}
+
+/// Mounts the files of `manager` at `folder` until the session is dropped.
+///
+/// # Errors
+/// When the kernel refuses the mount.
+pub fn mount(manager: Manager, gpus: u64, folder: &Path) -> io::Result<BackgroundSession> {
+    let files = Files { manager: Arc::new(Mutex::new(manager)), gpus, next_file: AtomicU64::new(1) };
+    let mut config = Config::default();
+    config.mount_options = vec![MountOption::FSName("gpushare-simulated-manager".into()), MountOption::Dev];
+    config.acl = SessionACL::All;
+    config.n_threads = Some(2);
+    fuser::spawn_mount(files, folder, &config)
+}
+
+struct Task(Pid);
+
+impl Memory for Task {
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), ReadError> {
+        let base = usize::try_from(address).map_err(|_| ReadError)?;
+        let len = to.len();
+        let done = process_vm_readv(self.0, &mut [IoSliceMut::new(to)], &[RemoteIoVec { base, len }]);
+        done.ok().filter(|done| *done == len).map(drop).ok_or(ReadError)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), ReadError> {
+        let base = usize::try_from(address).map_err(|_| ReadError)?;
+        let there = [RemoteIoVec { base, len: bytes.len() }];
+        let done = process_vm_writev(self.0, &[IoSlice::new(bytes)], &there);
+        done.ok().filter(|done| *done == bytes.len()).map(drop).ok_or(ReadError)
+    }
+}
+
+/// Process and rights of a task; `None` if it has ended.
+fn caller(task: u32, file: u64) -> Option<Caller> {
+    let status = fs::read_to_string(format!("/proc/{task}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let capabilities = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
+    const SYS_ADMIN: u64 = 1 << 21;
+    Some(Caller { pid: field("Tgid:")?.parse().ok()?, is_admin: capabilities & SYS_ADMIN != 0, file })
+}
+
+/// The number of the file that the task has as descriptor `fd`.
+fn file_of(pid: u32, fd: u32) -> Option<u64> {
+    let taken = |number: libc::c_long| -> Option<OwnedFd> {
+        let number = i32::try_from(number).ok().filter(|number| *number >= 0)?;
+        // SAFETY: the kernel has just made this descriptor for us.
+        Some(unsafe { OwnedFd::from_raw_fd(number) })
+    };
+    // SAFETY: two integers, and no memory.
+    let process = taken(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: three integers, and no memory.
+    let file = taken(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
+    let mut answer = 0u64;
+    // SAFETY: the call's number says that it writes 8 bytes, which is what `answer` has.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(WHICH_FILE), &raw mut answer) };
+    (done == 0).then_some(answer)
+}
+
+/// NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, and where its parameters have the descriptor.
+const EXPORT: u32 = 0x3d05;
+const EXPORT_FD: u64 = 24;
+
+impl Files {
+    fn locked(&self) -> MutexGuard<'_, Manager> {
+        self.manager.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attributes(&self, inode: u64) -> Option<FileAttr> {
+        let is_file = matches!(inode, CONTROL_FILE | UVM_FILE | FIGURES_FILE)
+            || (FIRST_GPU..FIRST_GPU + self.gpus).contains(&inode);
+        let kind = match inode {
+            ROOT => FileType::Directory,
+            _ if is_file => FileType::RegularFile,
+            _ => return None,
+        };
+        Some(FileAttr {
+            ino: INodeNo(inode),
+            size: 0,
+            blocks: 0,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind,
+            perm: if inode == ROOT { 0o755 } else { 0o666 },
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            flags: 0,
+            blksize: 512,
+        })
+    }
+}
+
+impl Filesystem for Files {
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let inode = match name.to_str().unwrap_or_default() {
+            "nvidiactl" => CONTROL_FILE,
+            "nvidia-uvm" => UVM_FILE,
+            "figures" => FIGURES_FILE,
+            name => match name.strip_prefix("nvidia").and_then(|minor| minor.parse::<u64>().ok()) {
+                Some(minor) if minor < self.gpus => FIRST_GPU + minor,
+                _ => return reply.error(Errno::ENOENT),
+            },
+        };
+        match self.attributes(inode).filter(|_| parent.0 == ROOT) {
+            Some(attributes) => reply.entry(&FOREVER, &attributes, Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _file: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(inode.0) {
+            Some(attributes) => reply.attr(&FOREVER, &attributes),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn open(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let file = self.next_file.fetch_add(1, Ordering::Relaxed);
+        reply.opened(FileHandle(file), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        file: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.locked().close(file.0);
+        reply.ok();
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _file: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let report = if inode.0 == FIGURES_FILE { self.locked().report() } else { String::new() };
+        let rest = usize::try_from(offset).ok().and_then(|offset| report.as_bytes().get(offset..));
+        let rest = rest.unwrap_or_default();
+        reply.data(&rest[..rest.len().min(size as usize)]);
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _file: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let named = [(CONTROL_FILE, "nvidiactl"), (UVM_FILE, "nvidia-uvm"), (FIGURES_FILE, "figures")];
+        let named = named.map(|(inode, name)| (inode, name.to_owned()));
+        let gpus = (0..self.gpus).map(|minor| (FIRST_GPU + minor, format!("nvidia{minor}")));
+        for ((inode, name), next) in named.into_iter().chain(gpus).zip(1..) {
+            let is_due = next > offset;
+            if is_due && reply.add(INodeNo(inode), next, FileType::RegularFile, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn ioctl(
+        &self,
+        request: &Request,
+        inode: INodeNo,
+        file: FileHandle,
+        _flags: IoctlFlags,
+        command: u32,
+        input: &[u8],
+        _output_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        if command == WHICH_FILE {
+            return reply.ioctl(0, &file.0.to_ne_bytes());
+        }
+        let Some(caller) = caller(request.pid(), file.0) else { return reply.error(Errno::ESRCH) };
+        let task = Task(Pid::from_raw(request.pid().cast_signed()));
+        let number = (command & 0xff).to_ne_bytes()[0];
+        if inode.0 == FIGURES_FILE || inode.0 == UVM_FILE {
+            return reply.error(Errno::ENOTTY);
+        }
+        let is_export = number == number::CONTROL && u32_at(input, control::COMMAND) == EXPORT;
+        let mut structure = input.to_vec();
+        if !is_export {
+            return answer(&self.manager, caller, number, &mut structure, &task, reply);
+        }
+        // Whose descriptor it is can only be asked while another thread serves the question.
+        let manager = Arc::clone(&self.manager);
+        let _detached = std::thread::spawn(move || {
+            let at = u64_at(&structure, control::PARAMETERS) + EXPORT_FD;
+            let mut fd = [0; 4];
+            let exported = task.read(at, &mut fd).ok();
+            let exported = exported.and_then(|()| file_of(caller.pid, u32::from_ne_bytes(fd)));
+            let mapped = Exported { task: &task, at, file: exported.unwrap_or(0) };
+            answer(&manager, caller, number, &mut structure, &mapped, reply);
+        });
+    }
+}
+
+/// The task's memory with the file's number where the program has its descriptor.
+struct Exported<'t> {
+    task: &'t Task,
+    at: u64,
+    file: u64,
+}
+
+impl Memory for Exported<'_> {
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), ReadError> {
+        self.task.read(address, to)?;
+        if let Some(offset) = self.at.checked_sub(address).and_then(|offset| usize::try_from(offset).ok())
+            && let Ok(file) = u32::try_from(self.file)
+        {
+            gpushare_supervisor::abi::put(to, offset, &file.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    fn write(&self, _address: u64, _bytes: &[u8]) -> Result<(), ReadError> {
+        Ok(()) // nothing is answered in these parameters
+    }
+}
+
+fn answer(
+    manager: &Mutex<Manager>,
+    caller: Caller,
+    number: u8,
+    structure: &mut [u8],
+    memory: &dyn Memory,
+    reply: ReplyIoctl,
+) {
+    let mut manager = manager.lock().unwrap_or_else(PoisonError::into_inner);
+    let done = manager.call(caller, number, structure, memory);
+    drop(manager);
+    match done {
+        Ok(true) => reply.ioctl(0, structure),
+        Ok(false) => reply.error(Errno::EINVAL),
+        Err(ReadError) => reply.error(Errno::EFAULT),
+    }
+}
