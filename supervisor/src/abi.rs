@@ -48,6 +48,8 @@ impl Status {
     pub const INVALID_ARGUMENT: Self = Self(0x1f);
     /// NV_ERR_OBJECT_NOT_FOUND.
     pub const NOT_FOUND: Self = Self(0x57);
+    /// NV_ERR_NOT_SUPPORTED.
+    pub const NOT_SUPPORTED: Self = Self(0x56);
     /// NV_ERR_NO_MEMORY. CUDA reports it as CUDA_ERROR_OUT_OF_MEMORY.
     pub const NO_MEMORY: Self = Self(0x51);
 }
@@ -119,6 +121,10 @@ pub mod duplicate {
     pub const PARENT: usize = 4;
     /// hObject, u32: the duplicate's handle; 0 lets RM choose.
     pub const HANDLE: usize = 8;
+    /// hClientSrc, u32.
+    pub const SOURCE_CLIENT: usize = 12;
+    /// hObjectSrc, u32.
+    pub const SOURCE: usize = 16;
     /// status, u32.
     pub const STATUS: usize = 24;
 }
@@ -155,6 +161,15 @@ pub mod heap {
     pub const LENGTH: usize = 88;
     /// data.AllocSizeRange.size, u64.
     pub const RANGE_LENGTH: usize = 80;
+    /// NVOS32_FUNCTION_HW_FREE, which frees any object.
+    pub const HW_FREE: u32 = 20;
+    /// data.HwFree.hResourceHandle, u32.
+    pub const HW_HANDLE: usize = 40;
+    /// NVOS32_FUNCTION_HW_ALLOC and NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR, which carry addresses.
+    pub const WITH_ADDRESSES: [u32; 2] = [19, 27];
+    /// Functions that only ask, or change the compression of memory that is there: INFO, REACQUIRE_COMPR,
+    /// RELEASE_COMPR, GET_MEM_ALIGNMENT.
+    pub const HARMLESS: [u32; 4] = [5, 15, 16, 18];
     /// AllocTiledPitchHeight.height, u32.
     pub const HEIGHT: usize = 56;
     /// AllocTiledPitchHeight.pitch, i32.

@@ -134,11 +134,17 @@ impl<'m> Books<'m> {
         let record = &self.records[slot];
         match record.class {
             PASSED | ORPHANED => {
-                self.sum_slots.insert((record.class, record.gpu), number(slot));
+                let before = self.sum_slots.insert((record.class, record.gpu), number(slot));
+                // A worker was killed while it wrote the new one: the larger counts.
+                if let Some(before) = before.filter(|before| *before as usize != slot) {
+                    return self.keep_larger(slot, before as usize);
+                }
             }
             _ => {
                 self.index.insert((record.client, record.handle), number(slot));
-                *self.children.entry((record.client, record.parent)).or_default() += 1;
+                if Class(record.class).kind() != Kind::Client {
+                    *self.children.entry((record.client, record.parent)).or_default() += 1;
+                }
             }
         }
         let (bytes, cost, class) = (record.bytes, record.cost, record.class);
@@ -174,7 +180,8 @@ impl<'m> Books<'m> {
             _ => {
                 self.index.remove(&(record.client, record.handle));
                 let parent = (record.client, record.parent);
-                if let Some(children) = self.children.get_mut(&parent) {
+                let is_client = Class(class).kind() == Kind::Client;
+                if let Some(children) = self.children.get_mut(&parent).filter(|_| !is_client) {
                     *children -= 1;
                     if *children == 0 {
                         self.children.remove(&parent);
@@ -218,9 +225,10 @@ impl<'m> Books<'m> {
         self.write(object, object.class.0)
     }
 
-    /// Whether another object can be added.
+    /// Whether another object can be added. The sums always find room.
     pub fn has_room(&self) -> bool {
-        !self.free.is_empty() || self.fresh < self.records.len().min(MOST_OBJECTS)
+        const SUMS: usize = 4 * MOST_GPUS;
+        self.index.len() + SUMS < self.records.len().min(MOST_OBJECTS)
     }
 
     /// The object of this client and handle.
@@ -257,6 +265,9 @@ impl<'m> Books<'m> {
         const DEEPEST: usize = 16;
         let mut at = *object;
         for _ in 0..DEEPEST {
+            if at.class.kind() == Kind::Client {
+                return false; // its parent is a process
+            }
             if at.handle == handle || at.parent == handle {
                 return true;
             }
@@ -282,10 +293,36 @@ impl<'m> Books<'m> {
     }
 
     fn set_sum(&mut self, class: u32, gpu: Gpu, bytes: u64) -> Result<(), Full> {
-        if let Some(slot) = self.sum_slots.remove(&(class, number(gpu))) {
+        // The new record is written before the old one goes, so that a worker that is killed leaves one of them.
+        let key = (class, number(gpu));
+        let before = self.sum_slots.remove(&key);
+        let written = match bytes {
+            0 => Ok(()),
+            _ => self.write(&Object { bytes, ..Object::without_handle(gpu) }, class),
+        };
+        if let Some(slot) = before {
+            let after = self.sum_slots.get(&key).copied();
             self.leave(slot as usize);
+            if let Some(after) = after {
+                self.sum_slots.insert(key, after);
+            }
         }
-        if bytes == 0 { Ok(()) } else { self.write(&Object { bytes, ..Object::without_handle(gpu) }, class) }
+        written
+    }
+
+    /// Of two records of one sum, keeps the one with more bytes.
+    fn keep_larger(&mut self, new: usize, old: usize) {
+        let is_more = self.records[new].bytes > self.records[old].bytes;
+        let (kept, dropped) = if is_more { (new, old) } else { (old, new) };
+        let Record { class, gpu, bytes, .. } = self.records[kept];
+        let more = bytes - self.records[old].bytes;
+        if let Some(sums) = self.sums.get_mut(gpu as usize) {
+            let sum = if class == PASSED { &mut sums.passed } else { &mut sums.orphaned };
+            *sum = sum.saturating_add(more);
+        }
+        self.sum_slots.insert((class, gpu), number(kept));
+        self.records[dropped].state.store(EMPTY, Ordering::Release);
+        self.free.push(number(dropped));
     }
 
     /// Notes more bytes that RM does not count any more and that are still on the card.
@@ -336,14 +373,26 @@ impl<'m> Books<'m> {
         pids
     }
 
-    /// Bytes on a GPU of all objects of a process's clients.
-    pub fn held_by(&self, gpu: Gpu, process: u32) -> u64 {
+    /// Bytes on a GPU of all objects, by the process of their client.
+    pub fn held(&self, gpu: Gpu) -> HashMap<u32, u64> {
+        let mut held: HashMap<u32, u64> = HashMap::new();
+        for slot in self.index.values() {
+            let object = self.object(*slot as usize);
+            if object.gpu == Some(gpu)
+                && let Some(client) = self.get(object.client, object.client)
+            {
+                let sum = held.entry(client.parent).or_default();
+                *sum = sum.saturating_add(object.bytes);
+            }
+        }
+        held
+    }
+
+    /// A subdevice below a device, if one is known.
+    pub fn subdevice_of(&self, client: u32, device: u32) -> Option<Object> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
-        let of_process = all.filter(|object| {
-            let client = self.get(object.client, object.client);
-            object.gpu == Some(gpu) && client.is_some_and(|client| client.parent == process)
-        });
-        of_process.map(|object| object.bytes).fold(0, u64::saturating_add)
+        all.filter(|object| object.client == client && object.parent == device)
+            .find(|object| object.class.kind() == Kind::Subdevice)
     }
 
     /// How many objects there are.

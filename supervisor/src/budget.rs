@@ -82,6 +82,12 @@ impl<'p> Budget<'p> {
         self.page.lines.iter().position(is_it)
     }
 
+    /// The GPUs of the lease.
+    pub fn gpus(&self) -> impl Iterator<Item = Gpu> + use<> {
+        let granted: Vec<Gpu> = (0..MOST_GPUS).filter(|gpu| self.limit(*gpu) > 0).collect();
+        granted.into_iter()
+    }
+
     /// Bytes that the lease may hold on a GPU.
     pub fn limit(&self, gpu: Gpu) -> u64 {
         self.page.lines[gpu].limit.load(Ordering::Acquire)

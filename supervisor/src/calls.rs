@@ -106,9 +106,16 @@ struct Passing {
 /// How long a call that was let through may still run, in microseconds, when nothing else proves that it ended.
 const MOST_PASSING: u64 = 20_000;
 
-/// Handles that the supervisor chooses, where a program lets RM choose, begin here.
+/// Handles that the supervisor chooses, where a program lets RM choose, begin here. They are drawn from 2^24, since a
+/// program that knew the next one could take it.
 const OWN_HANDLES: u32 = 0xe500_0000;
-const LAST_OWN_HANDLE: u32 = OWN_HANDLES + 0x00ff_ffff;
+/// How often a handle of the supervisor's own may be taken already.
+const HANDLE_TRIES: usize = 8;
+
+/// Whether a handle is of those that the supervisor draws from.
+pub(crate) fn is_own(handle: u32) -> bool {
+    handle & 0xff00_0000 == OWN_HANDLES
+}
 
 /// Everything that decides about the calls of one container.
 pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
@@ -129,21 +136,25 @@ pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     passing: Vec<Passing>,
     /// When RM's figures should be looked at, by the clock of [`Call::at`].
     look_at: Option<u64>,
-    next_handle: u32,
+    /// GPUs for which RM did not answer when it was asked last.
+    blind: [bool; MOST_GPUS],
+    /// Processes that were let allocate since RM's figures were last looked at.
+    let_allocate: Vec<u32>,
+    random: u64,
 }
 
 /// How long after a call that was let through RM's figures are looked at, in microseconds.
 const LOOK_AFTER: u64 = 2_000;
 
 impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
-    /// Begins where the books and the journal stand.
+    /// Begins where the books and the journal stand. `seed` is a random number.
     pub fn new(
         era: &'static Era,
         (books, budget, journal): (Books<'m>, Budget<'m>, Journal<'m>),
         manager: M,
         processes: P,
+        seed: u64,
     ) -> Self {
-        let next_handle = journal.last_handle().max(OWN_HANDLES);
         let this = Self {
             era,
             books,
@@ -154,7 +165,9 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             elsewhere: Box::new(Vec::new),
             passing: Vec::new(),
             look_at: None,
-            next_handle,
+            blind: [false; MOST_GPUS],
+            let_allocate: Vec::new(),
+            random: seed | 1,
         };
         (0..MOST_GPUS).for_each(|gpu| this.settle_budget(gpu));
         this
@@ -202,8 +215,14 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
                 }
             }
             number::TRANSFER => Answer::Fail(Errno::EINVAL),
+            _ if self.is_blind() => Answer::Fail(Errno::ENOMEM),
             _ => self.let_through(call, true),
         }
+    }
+
+    /// Whether what goes past would not be seen.
+    fn is_blind(&self) -> bool {
+        self.blind.contains(&true)
     }
 
     fn control(&mut self, call: &Call, program: &impl Program) -> Answer {
@@ -221,6 +240,9 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         self.passing.push(Passing { thread, process, makes_duplicates, at });
         if matches!(call.number, number::ALLOC | number::TRANSFER) {
             let _ = self.look_at.get_or_insert(at + LOOK_AFTER);
+            if !self.let_allocate.contains(&process) {
+                self.let_allocate.push(process);
+            }
         }
         Answer::LetThrough
     }
@@ -252,10 +274,32 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
     }
 
     fn own_handle(&mut self) -> u32 {
-        self.next_handle =
-            if self.next_handle >= LAST_OWN_HANDLE { OWN_HANDLES } else { self.next_handle } + 1;
-        self.journal.set_last_handle(self.next_handle);
-        self.next_handle
+        // xorshift64 (Marsaglia, 2003).
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let [_, low, middle, high, ..] = self.random.to_le_bytes();
+        OWN_HANDLES | u32::from_le_bytes([low, middle, high, 0])
+    }
+
+    /// Makes a subdevice of the supervisor's own under a device of the client's, and returns its handle.
+    ///
+    /// # Errors
+    /// RM's status.
+    fn own_subdevice(&mut self, client: u32, device: u32, file: &M::File) -> Result<u32, Status> {
+        let mut status = Status::DUPLICATE;
+        for _ in 0..HANDLE_TRIES {
+            let handle = self.own_handle();
+            match add_subdevice(&mut self.manager, file, [client, device, handle], self.era) {
+                Ok(()) => return Ok(handle),
+                Err(Status::DUPLICATE) => {}
+                Err(other) => {
+                    status = other;
+                    break;
+                }
+            }
+        }
+        Err(status)
     }
 
     /// The GPU that objects under `parent` lie on, which RM says.
@@ -273,9 +317,16 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             Some(uuid) => uuid,
             None => {
                 class = Class::DEVICE;
-                subdevice.handle = self.own_handle();
-                add_subdevice(&mut self.manager, file, [client, parent, subdevice.handle], self.era)?;
-                subdevice.uuid(&mut self.manager).ok_or(Status::INVALID_ARGUMENT)?
+                // RM has one subdevice for each device: the program's, if it made one.
+                let known = self.books.subdevice_of(client, parent);
+                subdevice.handle = known.map_or(0, |known| known.handle);
+                match known.and_then(|_| subdevice.uuid(&mut self.manager)) {
+                    Some(uuid) => uuid,
+                    None => {
+                        subdevice.handle = self.own_subdevice(client, parent, file)?;
+                        subdevice.uuid(&mut self.manager).ok_or(Status::INVALID_ARGUMENT)?
+                    }
+                }
             }
         };
         let gpu = self.budget.gpu(&uuid).ok_or(Status::NO_MEMORY)?;
@@ -302,20 +353,22 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         self.budget.set(gpu, self.books.sums(gpu).charged());
     }
 
-    /// Notes the client of a performed call, if it is new.
+    /// Notes by which process and descriptor a client can be reached.
     fn note_client(&mut self, client: u32, call: &Call) {
-        if self.books.get(client, client).is_none() {
-            let fd = u64::from(call.fd.cast_unsigned());
-            let class = Class(0x41);
-            let _ = self.books.add(&Object {
-                client,
-                handle: client,
-                parent: call.process,
-                class,
-                gpu: None,
-                bytes: fd,
-                cost: 0,
-            });
+        let object = Object {
+            client,
+            handle: client,
+            parent: call.process,
+            class: Class::CLIENT,
+            gpu: None,
+            bytes: u64::from(call.fd.cast_unsigned()),
+            cost: 0,
+        };
+        match self.books.get(client, client) {
+            Some(known) if known == object => {}
+            // RM counts a client's memory for the process that made it, so that stays who owns it while it lives.
+            Some(known) if self.processes.lives(known.parent) && known.parent != call.process => {}
+            _ => drop(self.books.add(&object)),
         }
     }
 }

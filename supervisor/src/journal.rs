@@ -17,9 +17,10 @@ pub struct Entry {
     step: AtomicU32,
     client: AtomicU32,
     handle: AtomicU32,
-    last_handle: AtomicU32,
     /// How many workers the program's memory has held up in the call in hand.
     delays: AtomicU32,
+    /// How many workers have ended over it.
+    restarts: AtomicU32,
 }
 
 const IDLE: u32 = 0;
@@ -90,20 +91,16 @@ impl<'m> Journal<'m> {
         self.entry.delays.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Counts one more worker that ended over the call in hand, and says how many there were.
+    pub fn count_restart(&self) -> u32 {
+        self.entry.restarts.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// The call was answered.
     pub fn finish(&mut self) {
         self.begin(Step::Received);
         self.entry.delays.store(0, Ordering::Relaxed);
+        self.entry.restarts.store(0, Ordering::Relaxed);
         self.entry.notification[0] = 0;
-    }
-
-    /// The last handle that was chosen, 0 before the first.
-    pub fn last_handle(&self) -> u32 {
-        self.entry.last_handle.load(Ordering::Relaxed)
-    }
-
-    /// Notes a handle that was chosen.
-    pub fn set_last_handle(&self, handle: u32) {
-        self.entry.last_handle.store(handle, Ordering::Relaxed);
     }
 }

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -111,7 +112,11 @@ pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
     let mut had_listeners = !holdings.listeners.is_empty();
     loop {
         if link.is_none() && !holdings.listeners.is_empty() {
-            link = Some(holdings.start(Role::Worker)?);
+            link = start_worker(&holdings);
+            if link.is_none() {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
         }
         let mut asked = vec![PollFd::new(holdings.socket.as_fd(), PollFlags::POLLIN)];
         asked.extend(link.iter().map(|link| PollFd::new(link.as_fd(), PollFlags::empty())));
@@ -143,6 +148,15 @@ pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
     }
 }
 
+/// How long to wait before a process is started once more that could not be started.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Starts a worker, and waits until it works.
+fn start_worker(holdings: &Holdings) -> Option<OwnedFd> {
+    let link = holdings.start(Role::Worker).ok()?;
+    receive_descriptor(&link).ok().map(|_| link)
+}
+
 /// Takes a listener from a process that connects. It gets its answer when keeper and worker both hold it.
 fn admit(holdings: &mut Holdings, link: &mut Option<OwnedFd>) {
     let Ok(connection) = accept4(holdings.socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC).map(owned) else {
@@ -159,8 +173,8 @@ fn admit(holdings: &mut Holdings, link: &mut Option<OwnedFd>) {
     };
     holdings.listeners.push(listener);
     let is_worked = is_worked || {
-        *link = holdings.start(Role::Worker).ok();
-        link.as_ref().is_some_and(|link| receive_descriptor(link).is_ok())
+        *link = start_worker(holdings);
+        link.is_some()
     };
     if is_worked {
         let _ = send_word(&connection);

@@ -1,6 +1,8 @@
 //! The driver's resource manager, called by ioctl.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 
@@ -9,7 +11,17 @@ use crate::manager::{Manager, Pointed};
 use crate::sys;
 
 /// RM in the kernel.
-pub struct Kernel;
+pub struct Kernel {
+    /// nvidiactl.
+    control: PathBuf,
+}
+
+impl Kernel {
+    /// RM behind this device file.
+    pub fn new(control: PathBuf) -> Self {
+        Self { control }
+    }
+}
 
 impl Manager for Kernel {
     type File = OwnedFd;
@@ -30,5 +42,11 @@ impl Manager for Kernel {
             put(structure, *offset, &[0; 8]); // an address of ours is nobody else's business
         }
         done
+    }
+
+    /// No GPU's own file is opened, so that none is initialised, or kept so, by us: RM knows those that the container
+    /// uses.
+    fn open(&mut self) -> Option<OwnedFd> {
+        File::options().read(true).write(true).open(&self.control).ok().map(OwnedFd::from)
     }
 }

@@ -32,6 +32,9 @@ pub trait Manager {
         structure: &mut [u8],
         pointed: &mut [Pointed<'_>],
     ) -> Result<(), Errno>;
+
+    /// Opens RM for the supervisor itself; `None` where it is not there.
+    fn open(&mut self) -> Option<Self::File>;
 }
 
 /// What RM counts for one process on one GPU, in bytes.
@@ -124,6 +127,43 @@ impl<F> Subdevice<'_, F> {
     }
 }
 
+/// Asks a question through a client of the supervisor's own, which is there for this moment alone: so nothing of it
+/// keeps a GPU initialised. `is_it` tells the GPU by its UUID.
+pub fn ask_by_own_client<M: Manager, T>(
+    manager: &mut M,
+    era: &Era,
+    is_it: impl Fn(&[u8; 16]) -> bool,
+    question: impl Fn(&Subdevice<'_, M::File>, &mut M) -> Option<T>,
+) -> Option<T> {
+    const DEVICE: u32 = 1;
+    const SUBDEVICE: u32 = 2;
+    const MOST_DEVICES: u32 = 32;
+    let file = manager.open()?;
+    let mut call = vec![0; era.long];
+    put(&mut call, alloc::CLASS, &Class::CLIENT.0.to_ne_bytes());
+    manager.call(&file, number::ALLOC, &mut call, &mut []).ok()?;
+    let client = u32_at(&call, alloc::HANDLE);
+    let is_made = u32_at(&call, era.long_status) == Status::OK.0;
+    let mut answer = None;
+    for device in (0..MOST_DEVICES).take_while(|_| is_made) {
+        let mut parameters = [0; Class::DEVICE_PARAMETERS];
+        put(&mut parameters, 0, &device.to_ne_bytes());
+        put(&mut parameters, Class::DEVICE_SHARE, &client.to_ne_bytes());
+        if add(manager, &file, Class::DEVICE, [client, client, DEVICE], &mut parameters, era).is_err() {
+            continue; // there is no such device, or nobody uses it
+        }
+        let subdevice = Subdevice { file: &file, client, handle: SUBDEVICE };
+        let is_added = add_subdevice(manager, &file, [client, DEVICE, SUBDEVICE], era).is_ok();
+        if is_added && subdevice.uuid(manager).is_some_and(|uuid| is_it(&uuid)) {
+            answer = question(&subdevice, manager);
+            break;
+        }
+        let _ = free_object(manager, &file, client, DEVICE);
+    }
+    let _ = free_object(manager, &file, client, client);
+    answer
+}
+
 /// Makes a subdevice `handle` under a device of the client.
 ///
 /// # Errors
@@ -134,13 +174,25 @@ pub fn add_subdevice<M: Manager>(
     [client, device, handle]: [u32; 3],
     era: &Era,
 ) -> Result<(), Status> {
-    let mut call = vec![0; era.long];
-    put(&mut call, alloc::CLIENT, &client.to_ne_bytes());
-    put(&mut call, alloc::PARENT, &device.to_ne_bytes());
-    put(&mut call, alloc::HANDLE, &handle.to_ne_bytes());
-    put(&mut call, alloc::CLASS, &Class::SUBDEVICE.0.to_ne_bytes());
     let mut parameters = [0; Class::SUBDEVICE_PARAMETERS];
-    let pointed = &mut [Pointed { offset: alloc::PARAMETERS, bytes: &mut parameters }];
+    add(manager, file, Class::SUBDEVICE, [client, device, handle], &mut parameters, era)
+}
+
+fn add<M: Manager>(
+    manager: &mut M,
+    file: &M::File,
+    class: Class,
+    [client, parent, handle]: [u32; 3],
+    parameters: &mut [u8],
+    era: &Era,
+) -> Result<(), Status> {
+    let mut call = vec![0; era.long];
+    let words =
+        [(alloc::CLIENT, client), (alloc::PARENT, parent), (alloc::HANDLE, handle), (alloc::CLASS, class.0)];
+    for (at, word) in words {
+        put(&mut call, at, &word.to_ne_bytes());
+    }
+    let pointed = &mut [Pointed { offset: alloc::PARAMETERS, bytes: parameters }];
     let done = manager.call(file, number::ALLOC, &mut call, pointed);
     match (done, Status(u32_at(&call, era.long_status))) {
         (Ok(()), Status::OK) => Ok(()),

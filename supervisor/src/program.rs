@@ -9,15 +9,19 @@ use std::process::ExitCode;
 use crate::abi::Era;
 use crate::books::Books;
 use crate::budget::Budget;
+use crate::calls::Race;
 use crate::devices::Devices;
 use crate::journal::Journal;
 use crate::keeper::{Holdings, Role, inherited, keep};
+use crate::kernel::Kernel;
 use crate::memory::Mapped;
 use crate::worker::{Peer, Worker};
 use crate::{memory, rights, sys};
 use anyhow::{Context, Result, bail};
-use nix::fcntl::OFlag;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{chdir, setsid};
@@ -71,18 +75,35 @@ fn run() -> Result<()> {
     match role {
         Role::Keeper => keep(holdings, link).context("keeper"),
         Role::Worker => {
+            // Until an earlier worker has ended: books and journal have one writer.
+            await_turn(&holdings.memory).context("the last worker")?;
             let Mapped { entry, records, touch } = memory::map(&holdings.memory)?;
             let page = memory::map_budget(&holdings.budget)?;
             let books = Books::open(records);
             let parts = (books, Budget::new(page, args.slot), Journal::open(entry));
-            let on_race = Box::new(|_: &_, process: Option<&OwnedFd>| {
-                if let Some(process) = process {
+            let on_race = Box::new(|race: &Race, processes: &[&OwnedFd]| {
+                // Below the limit it is charged, and nobody else's memory is at stake.
+                for process in processes.iter().filter(|_| race.is_above) {
                     let _ = sys::kill(process.as_fd());
                 }
             });
-            Worker::new(era, devices, parts, (Peer { holdings, link }, touch), on_race)
+            let kernel = Kernel::new(args.control);
+            Worker::new(era, (devices, kernel), parts, (Peer { holdings, link }, touch), on_race)
                 .run()
                 .context("worker")
+        }
+    }
+}
+
+/// Waits for the lock that one worker at a time holds until its end.
+fn await_turn(memory: &OwnedFd) -> nix::Result<()> {
+    let kind = i16::try_from(libc::F_WRLCK).unwrap_or(0);
+    let whole = libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    loop {
+        match fcntl(memory, FcntlArg::F_SETLKW(&whole)) {
+            Ok(_) => return Ok(()),
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
         }
     }
 }
@@ -90,6 +111,10 @@ fn run() -> Result<()> {
 /// What the process inherited of whoever started it does not matter to it any more.
 fn leave_the_caller() {
     sys::reset_signals();
+    // Each process and thread of the container that makes a call takes a descriptor.
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
     let _ = setsid(); // it may lead a session already
     let _ = chdir("/");
 }

@@ -46,6 +46,10 @@ pub fn install_without_listener(program: &mut [libc::sock_filter]) -> Result<(),
 }
 
 fn install(program: &mut [libc::sock_filter], flags: c_ulong) -> c_long {
+    if cfg!(not(target_arch = "x86_64")) {
+        Errno::ENOSYS.set(); // the filter's numbers are not this machine's
+        return -1;
+    }
     let Ok(len) = u16::try_from(program.len()) else { return -1 };
     let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     // SAFETY: the program and its instructions outlive the call; the kernel copies them.
@@ -160,10 +164,19 @@ pub fn within<T>(microseconds: u32, what: impl FnOnce() -> T) -> T {
 
 fn set_timer(microseconds: u32) {
     let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let value = libc::timeval { tv_sec: 0, tv_usec: microseconds.into() };
+    let (seconds, rest) = (microseconds / 1_000_000, microseconds % 1_000_000);
+    let value = libc::timeval { tv_sec: seconds.into(), tv_usec: rest.into() };
     let timer = libc::itimerval { it_interval: zero, it_value: value };
     // SAFETY: the kernel reads the structure, which outlives the call, and writes nothing.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+}
+
+/// Random bits from the kernel; the address of the stack where it has none yet.
+pub fn random() -> u64 {
+    let mut bits = 0u64;
+    // SAFETY: the kernel writes at most 8 bytes.
+    let done = unsafe { libc::getrandom((&raw mut bits).cast(), size_of::<u64>(), libc::GRND_NONBLOCK) };
+    if done == 8 { bits } else { (&raw const bits).addr() as u64 }
 }
 
 /// Lets all signals come and do what they do by default, whatever this process inherited.
@@ -172,6 +185,9 @@ pub fn reset_signals() {
         // SAFETY: the default action runs no code of ours. SIGKILL and SIGSTOP cannot be changed, and need not.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
+    // Nobody waits for those that this process starts: the kernel forgets them.
+    // SAFETY: to ignore a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // SAFETY: zeros are a valid set of signals, an empty one.
     let none: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel reads the set, which outlives the call.

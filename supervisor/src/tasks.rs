@@ -16,7 +16,7 @@ use crate::sys;
 
 /// How long a program's memory may hold up the worker, in microseconds. A page under userfaultfd, or of a FUSE
 /// file, comes when the program likes.
-const LONGEST: u32 = 200_000;
+const LONGEST: u32 = 1_000_000;
 
 /// Most processes and threads that are kept, so that a container cannot take all of our descriptors.
 const MOST_KEPT: usize = 4096;
@@ -91,7 +91,11 @@ impl Tasks {
             return Ok(());
         }
         if self.processes.len() >= MOST_KEPT && !self.processes.contains_key(&pid) {
-            return Err(Errno::ENOMEM);
+            // RM may count something for one that has ended; what it does then is seen no more.
+            self.processes.retain(|_, process| process.lives());
+            if self.processes.len() >= MOST_KEPT {
+                return Err(Errno::ENOMEM);
+            }
         }
         let descriptor = Some(sys::pidfd_open(pid)?);
         self.processes.insert(pid, Process { descriptor, is_proved: true });
@@ -114,7 +118,9 @@ impl Processes for Tasks {
     type File = OwnedFd;
 
     fn pids(&self) -> Vec<u32> {
-        self.processes.keys().copied().collect()
+        // The number of one that has ended may be another's by now.
+        let is_its = |(pid, process): &(&u32, &Process)| process.lives() || !exists(**pid);
+        self.processes.iter().filter(is_its).map(|(pid, _)| *pid).collect()
     }
 
     fn lives(&self, pid: u32) -> bool {
@@ -137,6 +143,10 @@ impl Processes for Tasks {
 fn has_ended(descriptor: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)];
     poll(&mut asked, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+fn exists(pid: u32) -> bool {
+    fs::exists(format!("/proc/{pid}")).unwrap_or(true)
 }
 
 fn process_of(tid: u32) -> Option<u32> {

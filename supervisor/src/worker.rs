@@ -24,13 +24,14 @@ const ARCH_I386: u32 = 0x4000_0003;
 
 /// How many workers a program's memory may hold up in one call.
 const MOST_DELAYS: u32 = 2;
+/// How many workers may end over one call, for whatever reason.
+const MOST_RESTARTS: u32 = 64;
 
 /// Between two comparisons of RM's figures with the books, in microseconds, while there is a client.
 const LOOK_EVERY: u64 = 1_000_000;
 
-/// What is done about a race: it gets the descriptor of the process that has most of the memory, if that is
-/// certainly the container's.
-pub type OnRace = Box<dyn FnMut(&Race, Option<&OwnedFd>)>;
+/// What is done about a race: it gets the descriptors of the race's processes that are certainly the container's.
+pub type OnRace = Box<dyn FnMut(&Race, &[&OwnedFd])>;
 
 /// What a worker holds besides its own books, and the keeper.
 pub struct Peer {
@@ -77,7 +78,7 @@ impl Worker {
     /// A worker with what outlives it. `on_race` is called with what went past and the process's descriptor.
     pub fn new(
         era: &'static Era,
-        devices: Devices,
+        (devices, kernel): (Devices, Kernel),
         (books, budget, journal): (Books<'static>, Budget<'static>, Journal<'static>),
         (peer, touch): (Peer, Touch),
         on_race: OnRace,
@@ -85,7 +86,7 @@ impl Worker {
         let tasks = Tasks::new(devices.clone(), books.processes());
         peer.holdings.listeners.iter().for_each(|listener| sys::set_synchronous(listener.as_fd()));
         Self {
-            supervisor: Supervisor::new(era, (books, budget, journal), Kernel, tasks),
+            supervisor: Supervisor::new(era, (books, budget, journal), kernel, tasks, sys::random()),
             devices,
             peer,
             touch,
@@ -173,7 +174,9 @@ impl Worker {
 
     fn look(&mut self) {
         for race in self.supervisor.look() {
-            (self.on_race)(&race, self.supervisor.processes.descriptor(race.process));
+            let tasks = &self.supervisor.processes;
+            let processes: Vec<_> = race.processes.iter().filter_map(|pid| tasks.descriptor(*pid)).collect();
+            (self.on_race)(&race, &processes);
         }
         self.next_look = self.now() + LOOK_EVERY;
     }
@@ -195,9 +198,10 @@ impl Worker {
         let (errno, lets_through) = match answer {
             Answer::Done => (None, false),
             Answer::Fail(errno) => (Some(errno), false),
-            Answer::LetThrough | Answer::Gone => (None, true),
+            // It has ended, so that nobody hears this. What was not performed is never let through.
+            Answer::Gone => (Some(Errno::EINTR), false),
+            Answer::LetThrough => (None, true),
         };
-        // A program that does not wait any more has ended.
         let _ =
             sys::send(self.peer.holdings.listeners[listener].as_fd(), notification.id, errno, lets_through);
         self.supervisor.journal.finish();
@@ -215,6 +219,10 @@ impl Worker {
             Err(_) if !sys::is_valid(program.listener.as_fd(), id) => return Answer::Gone,
             Err(_) => return Answer::Fail(Errno::EPERM),
         };
+        // Only now is it certain that thread and descriptor are those that the notification speaks of.
+        if !sys::is_valid(program.listener.as_fd(), id) {
+            return Answer::Gone;
+        }
         let size = (command >> 16 & 0x3fff) as usize;
         let number = command.to_le_bytes()[0];
         let call = Call { number, size, address, thread: tid, process, fd, at };
@@ -231,14 +239,14 @@ impl Worker {
     fn resume(&mut self) {
         let notification = Notification::read(self.supervisor.journal.notification());
         if notification.id == 0 {
-            return;
+            return self.supervisor.journal.finish();
         }
         let is_its = |one: &OwnedFd| sys::is_valid(one.as_fd(), notification.id);
         let Some(listener) = self.peer.holdings.listeners.iter().position(is_its) else {
             return self.supervisor.journal.finish();
         };
-        let was_delayed = self.touch.has_delayed();
-        let delays = if was_delayed { self.supervisor.journal.count_delay() } else { 0 };
+        let restarts = self.supervisor.journal.count_restart();
+        let delays = if self.touch.has_delayed() { self.supervisor.journal.count_delay() } else { 0 };
         if let Step::Allocating { client, handle } = self.supervisor.journal.step() {
             // Whether RM had done it or not: it is undone, and done again.
             if let Ok((file, _)) = self.supervisor.processes.take(notification.tid, notification.fd) {
@@ -246,7 +254,7 @@ impl Worker {
             }
             self.supervisor.books.remove(client, handle);
         }
-        if delays >= MOST_DELAYS {
+        if delays >= MOST_DELAYS || restarts >= MOST_RESTARTS {
             // The program's memory holds up whoever touches it.
             let to = self.peer.holdings.listeners[listener].as_fd();
             let _ = sys::send(to, notification.id, Some(Errno::EFAULT), false);

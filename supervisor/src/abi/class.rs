@@ -32,6 +32,8 @@ pub enum Kind {
 pub struct Class(pub u32);
 
 impl Class {
+    /// NV01_ROOT_CLIENT.
+    pub const CLIENT: Self = Self(0x41);
     /// NV01_MEMORY_LOCAL_USER.
     pub const MEMORY: Self = Self(0x40);
     /// NV01_DEVICE_0.
@@ -40,6 +42,10 @@ impl Class {
     pub const SUBDEVICE: Self = Self(0x2080);
     /// NV50_MEMORY_VIRTUAL.
     pub const VIRTUAL_RANGE: Self = Self(0x50a0);
+    /// Size in bytes of a device's parameters (NV0080_ALLOC_PARAMETERS), of which the first u32 is its number.
+    pub const DEVICE_PARAMETERS: usize = 56;
+    /// hClientShare of a device's parameters, u32: whose address space it shares.
+    pub const DEVICE_SHARE: usize = 4;
     /// Size in bytes of a subdevice's parameters (NV2080_ALLOC_PARAMETERS).
     pub const SUBDEVICE_PARAMETERS: usize = 4;
 

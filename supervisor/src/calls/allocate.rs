@@ -2,14 +2,11 @@
 
 use nix::errno::Errno;
 
-use super::{Answer, Call, Processes, Program, Supervisor};
+use super::{Answer, Call, HANDLE_TRIES, Processes, Program, Supervisor, is_own};
 use crate::abi::{Class, Kind, Status, alloc, memory, number, put, u32_at, u64_at};
 use crate::books::Object;
 use crate::journal::Step;
 use crate::manager::{Manager, Pointed, free_object};
-
-/// How often a handle of the supervisor's own may be taken already.
-const HANDLE_TRIES: usize = 8;
 
 /// The largest parameters of a class that is performed.
 const MOST_PARAMETERS: usize = 128;
@@ -44,7 +41,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let status_at = call.address + self.era.alloc_status(call.size) as u64;
         let class = Class(u32_at(structure, alloc::CLASS));
         let Some(size) = class.performed(self.era) else {
-            self.note_hint(structure, class);
+            if self.is_blind() {
+                return self.refuse(program, status_at, Status::NO_MEMORY);
+            }
+            self.note_hint(structure, class, call, file);
             if class.kind() == Kind::Channel
                 && let Err(status) = self.charge_channel(structure, call, file)
             {
@@ -83,6 +83,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             Kind::ChannelGroup => object.cost = CHANNEL_GROUP,
             Kind::AddressSpace => object.cost = ADDRESS_SPACE,
             _ => {}
+        }
+        // RM would say so too, unless it does not know the object any more: then its bytes must not get lost.
+        if asked != 0 && self.books.get(client, asked).is_some() {
+            return self.refuse(program, status_at, Status::DUPLICATE);
         }
         if let Err(status) = self.charge(&mut object, call, file) {
             return self.refuse(program, status_at, status);
@@ -139,15 +143,25 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return give_back(program, &[(call.address, structure)]);
         }
         let answer = give_back(program, &[(call.address, structure), (parameters_at, parameters)]);
-        self.keep_if_received(&object, answer, file)
+        self.keep_if_received(&object, answer, call, file)
     }
 
     /// Notes devices and subdevices that a program makes, by which RM can be asked later. The call has not
     /// happened yet, and may do something else: what the books know already is not touched.
-    fn note_hint(&mut self, structure: &[u8], class: Class) {
+    fn note_hint(&mut self, structure: &[u8], class: Class, call: &Call, file: &M::File) {
         let word = |at| u32_at(structure, at);
         let (client, handle, parent) = (word(alloc::CLIENT), word(alloc::HANDLE), word(alloc::PARENT));
         let is_hint = matches!(class.kind(), Kind::Device | Kind::Subdevice);
+        if is_hint && client != 0 {
+            self.note_client(client, call);
+        }
+        // RM has one subdevice for each device, so that ours makes way.
+        if class.kind() == Kind::Subdevice
+            && let Some(own) = self.books.subdevice_of(client, parent).filter(|own| is_own(own.handle))
+            && free_object(&mut self.manager, file, client, own.handle).is_ok()
+        {
+            self.books.remove(client, own.handle);
+        }
         if is_hint && client != 0 && handle != 0 && self.books.get(client, handle).is_none() {
             let _ = self.books.add(&Object { client, handle, parent, class, gpu: None, bytes: 0, cost: 0 });
         }
@@ -159,6 +173,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let word = |at| u32_at(structure, at);
         let (client, parent, asked) = (word(alloc::CLIENT), word(alloc::PARENT), word(alloc::HANDLE));
         let gpu = self.books.get(client, parent).and_then(|parent| parent.gpu);
+        if self.books.get(client, asked).is_some() {
+            return Err(Status::DUPLICATE);
+        }
         let handle = if asked == 0 { self.own_handle() } else { asked };
         let class = Class(word(alloc::CLASS));
         let mut object = Object { client, handle, parent, class, gpu, bytes: 0, cost: CHANNEL };
@@ -172,15 +189,19 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if !self.books.has_room() {
             return Err(Status::INSUFFICIENT_RESOURCES);
         }
-        let gpu = self.gpu_of(object.client, object.parent, file)?;
+        let gpu = match object.gpu {
+            Some(gpu) => gpu, // a duplicate lies where its source does
+            None => self.gpu_of(object.client, object.parent, file)?,
+        };
         object.gpu = Some(gpu);
         let wanted = object.bytes.checked_add(object.cost).filter(|wanted| *wanted <= i64::MAX as u64);
         let wanted = wanted.ok_or(Status::NO_MEMORY)?;
-        if self.budget.raise(gpu, wanted) {
+        if !self.blind[gpu] && self.budget.raise(gpu, wanted) {
             return Ok(());
         }
         self.mend(gpu, Some((object.client, call, file)));
-        if self.budget.raise(gpu, wanted) { Ok(()) } else { Err(Status::NO_MEMORY) }
+        let fits = !self.blind[gpu] && self.budget.raise(gpu, wanted);
+        if fits { Ok(()) } else { Err(Status::NO_MEMORY) }
     }
 
     /// Takes back what [`Self::charge`] charged.
@@ -205,19 +226,20 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             Ok(()) => return Ok(()),
             Err(_) => Status::INSUFFICIENT_RESOURCES,
         };
-        if free_object(&mut self.manager, file, object.client, object.handle).is_ok() {
-            self.books.remove(object.client, object.handle);
-            self.settle_budget(gpu);
-        }
+        self.undo(object, call, file);
         Err(status)
     }
 
-    /// Frees an object that the program does not know of, since it ended or has no memory for the answer.
-    pub(super) fn keep_if_received(&mut self, object: &Object, answer: Answer, file: &M::File) -> Answer {
-        let is_received = answer == Answer::Done;
-        if !is_received && free_object(&mut self.manager, file, object.client, object.handle).is_ok() {
-            self.books.remove(object.client, object.handle);
-            self.uncharge(object);
+    /// Takes back an object that the program does not know of, since it ended or has no memory for the answer.
+    pub(super) fn keep_if_received(
+        &mut self,
+        object: &Object,
+        answer: Answer,
+        call: &Call,
+        file: &M::File,
+    ) -> Answer {
+        if answer != Answer::Done {
+            self.undo(object, call, file);
         }
         answer
     }

@@ -3,43 +3,74 @@
 use nix::errno::Errno;
 
 use super::allocate::give_back;
-use super::{Answer, Call, Processes, Program, Supervisor};
-use crate::abi::{Status, duplicate, number, put, u32_at};
+use super::{Answer, Call, HANDLE_TRIES, Processes, Program, Supervisor};
+use crate::abi::{Class, Kind, Status, duplicate, number, put, u32_at};
+use crate::books::Object;
 use crate::journal::Step;
-use crate::manager::{Manager, free_object};
+use crate::manager::Manager;
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
-    /// RM counts a duplicate's memory once, for its owner, so nothing is charged.
+    /// RM counts a duplicate's memory once, for its owner. What it does not count lives as long as any duplicate does,
+    /// and is charged for each.
     pub(super) fn duplicate(&mut self, call: &Call, program: &impl Program, file: &M::File) -> Answer {
         let mut structure = [0; duplicate::SIZE];
         if program.read(call.address, &mut structure).is_err() {
             return Answer::Fail(Errno::EFAULT);
         }
+        let word = |at| u32_at(&structure, at);
+        let status_at = call.address + duplicate::STATUS as u64;
+        let (client, asked) = (word(duplicate::CLIENT), word(duplicate::HANDLE));
+        if asked != 0 && self.books.get(client, asked).is_some() {
+            return self.refuse(program, status_at, Status::DUPLICATE);
+        }
+        let source = self.books.get(word(duplicate::SOURCE_CLIENT), word(duplicate::SOURCE));
+        let copied = source.filter(|source| source.class.kind() != Kind::Memory && source.cost > 0);
+        let parent = word(duplicate::PARENT);
+        let mut object = copied.map(|source| Object { client, handle: asked, parent, ..source });
+        if let Some(object) = &mut object
+            && let Err(status) = self.charge(object, call, file)
+        {
+            return self.refuse(program, status_at, status);
+        }
         if !program.waits() {
+            object.iter().for_each(|object| self.uncharge(object));
             return Answer::Gone;
         }
-        let (client, asked) = (u32_at(&structure, duplicate::CLIENT), u32_at(&structure, duplicate::HANDLE));
         let mut handle = asked;
-        let status = loop {
+        let mut status = Status::DUPLICATE;
+        for _ in 0..HANDLE_TRIES {
             if asked == 0 {
                 handle = self.own_handle();
                 put(&mut structure, duplicate::HANDLE, &handle.to_ne_bytes());
             }
             self.journal.begin(Step::Allocating { client, handle });
             if let Err(errno) = self.manager.call(file, number::DUP_OBJECT, &mut structure, &mut []) {
+                object.iter().for_each(|object| self.uncharge(object));
                 return Answer::Fail(errno);
             }
-            let status = Status(u32_at(&structure, duplicate::STATUS));
+            status = Status(u32_at(&structure, duplicate::STATUS));
             if status != Status::DUPLICATE || asked != 0 {
-                break status;
+                break;
             }
-        };
-        if status != Status::OK && asked == 0 {
-            put(&mut structure, duplicate::HANDLE, &[0; 4]);
+        }
+        if status != Status::OK {
+            object.iter().for_each(|object| self.uncharge(object));
+            if asked == 0 {
+                put(&mut structure, duplicate::HANDLE, &[0; 4]);
+            }
+            return give_back(program, &[(call.address, &structure)]);
+        }
+        if let Some(object) = &mut object {
+            object.handle = handle;
+            if let Err(refusal) = self.enter(object, call, file) {
+                return self.refuse(program, status_at, refusal);
+            }
         }
         let answer = give_back(program, &[(call.address, &structure)]);
-        if status == Status::OK && answer != Answer::Done {
-            let _ = free_object(&mut self.manager, file, client, handle);
+        if answer != Answer::Done {
+            let class = Class(0);
+            let unknown = Object { client, handle, parent, class, gpu: None, bytes: 0, cost: 0 };
+            self.undo(object.as_ref().unwrap_or(&unknown), call, file);
         }
         answer
     }

@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 
 use super::allocate::{give_back, padding, page_tables};
-use super::{Answer, Call, Processes, Program, Supervisor};
+use super::{Answer, Call, HANDLE_TRIES, Processes, Program, Supervisor};
 use crate::abi::{Class, Status, heap, memory, number, put, u32_at, u64_at};
 use crate::books::Object;
 use crate::journal::Step;
@@ -33,11 +33,13 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return Answer::Fail(Errno::EFAULT);
         }
         let function = u32_at(&structure, heap::FUNCTION);
-        if function == heap::FREE {
-            return self.free_heap(call, &mut structure, program, file);
+        // Both free any object, of whatever class.
+        if let heap::FREE | heap::HW_FREE = function {
+            let at = if function == heap::FREE { heap::HANDLE } else { heap::HW_HANDLE };
+            let object = (u32_at(&structure, heap::CLIENT), u32_at(&structure, at));
+            let parts = (number::VID_HEAP_CONTROL, &mut structure[..], heap::STATUS);
+            return self.release(call, object, parts, program, file);
         }
-        // Let through it could become an allocation while it is looked at. All other functions take no address,
-        // so they are performed too.
         let Some(layout) = layout(function) else { return self.other(call, &mut structure, program, file) };
 
         let status_at = call.address + heap::STATUS as u64;
@@ -64,6 +66,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         } else if is_memory && asked <= i64::MAX as u64 {
             object.cost = padding(asked);
         }
+        if !is_chosen_by_rm && self.books.get(client, object.handle).is_some() {
+            return self.refuse(program, status_at, Status::DUPLICATE);
+        }
         if let Err(status) = self.charge(&mut object, call, file) {
             return self.refuse(program, status_at, status);
         }
@@ -71,7 +76,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             self.uncharge(&object);
             return Answer::Gone;
         }
-        let status = loop {
+        let mut status = Status::DUPLICATE;
+        for _ in 0..HANDLE_TRIES {
             if is_chosen_by_rm {
                 object.handle = self.own_handle();
                 put(&mut structure, heap::FLAGS, &(flags | memory::HANDLE_PROVIDED).to_ne_bytes());
@@ -82,11 +88,11 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 self.uncharge(&object);
                 return Answer::Fail(errno);
             }
-            let status = Status(u32_at(&structure, heap::STATUS));
+            status = Status(u32_at(&structure, heap::STATUS));
             if status != Status::DUPLICATE || !is_chosen_by_rm {
-                break status;
+                break;
             }
-        };
+        }
         put(&mut structure, heap::FLAGS, &flags.to_ne_bytes());
         if status != Status::OK {
             self.uncharge(&object);
@@ -103,25 +109,18 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return self.refuse(program, status_at, refusal);
         }
         let answer = give_back(program, &[(call.address, &structure)]);
-        self.keep_if_received(&object, answer, file)
+        self.keep_if_received(&object, answer, call, file)
     }
 
-    fn free_heap(
-        &mut self,
-        call: &Call,
-        structure: &mut [u8],
-        program: &impl Program,
-        file: &M::File,
-    ) -> Answer {
-        let object = (u32_at(structure, heap::CLIENT), u32_at(structure, heap::HANDLE));
-        self.release(call, object, (number::VID_HEAP_CONTROL, structure, heap::STATUS), program, file)
-    }
-
+    /// Functions that allocate and free nothing. Let through they could become an allocation while they are looked
+    /// at, so they are performed, but for two that carry addresses of the program's.
     fn other(&mut self, call: &Call, structure: &mut [u8], program: &impl Program, file: &M::File) -> Answer {
-        /// NVOS32_FUNCTION_HW_ALLOC and NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR carry addresses of the program's.
-        const WITH_ADDRESSES: [u32; 2] = [19, 27];
-        if WITH_ADDRESSES.contains(&u32_at(structure, heap::FUNCTION)) {
+        let function = u32_at(structure, heap::FUNCTION);
+        if heap::WITH_ADDRESSES.contains(&function) {
             return self.let_through(call, false);
+        }
+        if !heap::HARMLESS.contains(&function) {
+            return self.refuse(program, call.address + heap::STATUS as u64, Status::NOT_SUPPORTED);
         }
         if !program.waits() {
             return Answer::Gone;

@@ -2,19 +2,20 @@
 
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Class, Kind};
-use crate::books::{Gpu, MOST_GPUS, Object};
-use crate::manager::{Figure, Manager, Subdevice, add_subdevice};
+use crate::books::{Gpu, Object};
+use crate::manager::{Figure, Manager, Subdevice, ask_by_own_client};
 
 /// Memory that RM counts for a container and that was never performed: a call was changed while it was let
 /// through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Race {
     /// The GPU.
     pub gpu: Gpu,
     /// How many bytes.
     pub bytes: u64,
-    /// The process that has most of it.
-    pub process: u32,
+    /// The process that RM counts most of it for, and those that were let allocate since the last look. A client
+    /// may be another process's than the one that calls.
+    pub processes: Vec<u32>,
     /// Whether the lease is above its limit now.
     pub is_above: bool,
 }
@@ -33,37 +34,36 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// Compares RM's figures with the books of every GPU. What RM counts more is charged and returned.
     pub fn look(&mut self) -> Vec<Race> {
         self.look_at = None;
-        (0..MOST_GPUS).filter_map(|gpu| self.look_at_gpu(gpu)).collect()
+        let races = self.budget.gpus().filter_map(|gpu| self.look_at_gpu(gpu)).collect();
+        self.let_allocate.clear();
+        races
     }
 
     /// Whether there is anything to look at.
     pub fn has_clients(&self) -> bool {
-        !self.books.is_empty()
+        !self.books.is_empty() || self.is_blind()
     }
 
     fn look_at_gpu(&mut self, gpu: Gpu) -> Option<Race> {
         let figures = self.settle(gpu, None)?;
         let mut more = total(&figures).saturating_sub(self.books.sums(gpu).counted());
-        let back = more.min(self.books.sums(gpu).orphaned);
-        if back > 0 {
-            // Another handle owns now what was orphaned.
-            let sums = self.books.sums(gpu);
-            let _ = self.books.set_orphaned(gpu, sums.orphaned - back);
-            let _ = self.books.set_passed(gpu, sums.passed.saturating_add(back));
-            more -= back;
-        }
         if more > 0 {
             let again = self.ask_all(gpu, &[], None)?;
             more = total(&again).saturating_sub(self.books.sums(gpu).counted());
         }
+        if more == 0 {
+            return None;
+        }
         let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(more));
         self.settle_budget(gpu);
+        let held = self.books.held(gpu);
         let excess = |(process, figure): &&(u32, Figure)| {
-            figure.owned().saturating_sub(self.books.held_by(gpu, *process))
+            figure.owned().saturating_sub(held.get(process).copied().unwrap_or(0))
         };
-        let (process, _) = *figures.iter().filter(|_| more > 0).max_by_key(excess)?;
+        let most = figures.iter().max_by_key(excess).map(|(process, _)| *process);
+        let processes = most.into_iter().chain(self.let_allocate.iter().copied()).collect();
         let is_above = self.budget.charged(gpu) > self.budget.limit(gpu);
-        Some(Race { gpu, bytes: more, process, is_above })
+        Some(Race { gpu, bytes: more, processes, is_above })
     }
 
     /// Before a refusal: takes off the books what is gone from the card.
@@ -97,46 +97,59 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         total(&figures).saturating_add(orphaned).saturating_sub(before.max(after))
     }
 
-    /// Asks for all processes. What belongs to one for which RM counts nothing any more leaves the books: its
-    /// clients ended with their files. Duplicates may live on, so that the memory counts as orphaned.
+    /// Asks for all processes. Where RM counts less than the books do, clients ended with their files: as much leaves
+    /// the books of processes that have ended, or was never an object's. Duplicates may live on, so that it counts
+    /// as orphaned.
     fn settle(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<Vec<(u32, Figure)>> {
         // Asked before the figures that are to tell of them.
         let pids = self.processes.pids().into_iter();
         let ended: Vec<u32> = pids.filter(|pid| !self.processes.lives(*pid)).collect();
-        let figures = self.ask_all(gpu, &[], asked)?;
+        let figures = self.ask_all(gpu, &[], asked);
+        let sums = self.books.sums(gpu);
+        // A GPU that RM says nothing of may not be in use at all.
+        self.blind[gpu] = figures.is_none() && sums.counted() > 0;
+        let figures = figures?;
+        let mut missing = sums.counted().saturating_sub(total(&figures));
         for (process, figure) in &figures {
-            if figure.owned() > 0 {
-                continue;
+            if figure.owned() == 0 && ended.contains(process) {
+                missing -= self.settle_process(gpu, *process, missing);
             }
-            if self.books.held_by(gpu, *process) > 0 || ended.contains(process) {
-                self.settle_process(gpu, *process);
-            }
-            if ended.contains(process) && self.books.clients_of(*process).is_empty() {
-                self.processes.forget(*process);
-            }
+        }
+        let passed = self.books.sums(gpu).passed;
+        let left = missing.min(passed);
+        if left > 0 {
+            let _ = self.books.orphan(gpu, left);
+            let _ = self.books.set_passed(gpu, passed - left);
         }
         self.settle_budget(gpu);
         Some(figures)
     }
 
-    fn settle_process(&mut self, gpu: Gpu, process: u32) {
+    /// Takes the clients of a process that has ended out of the books on a GPU. Of their bytes at most `missing` are
+    /// orphaned; RM counts the rest on, for the process that made the client. Returns what was orphaned.
+    fn settle_process(&mut self, gpu: Gpu, process: u32, missing: u64) -> u64 {
+        let mut orphaned = 0u64;
         for client in self.books.clients_of(process) {
             let tree = self.books.tree(client, client);
-            let mut bytes = 0u64;
-            for object in tree.iter().filter(|object| object.gpu == Some(gpu)) {
-                bytes = bytes.saturating_add(object.bytes).saturating_add(object.cost);
-                self.books.remove(object.client, object.handle);
-            }
-            let _ = self.books.orphan(gpu, bytes);
+            let on_gpu = || tree.iter().filter(|object| object.gpu == Some(gpu));
+            let bytes = on_gpu().map(|object| object.bytes).fold(0, u64::saturating_add);
+            let cost = on_gpu().map(|object| object.cost).fold(0, u64::saturating_add);
+            let gone = bytes.min(missing - orphaned);
+            // First what stays charged, so that a worker that is killed here leaves too much and not too little.
+            let _ = self.books.orphan(gpu, gone.saturating_add(cost));
+            let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(bytes - gone));
+            orphaned += gone;
+            on_gpu().for_each(|object| self.books.remove(object.client, object.handle));
             let rest = self.books.tree(client, client);
             if rest.iter().all(|object| object.gpu.is_none()) {
                 rest.iter().for_each(|object| self.books.remove(object.client, object.handle));
             }
         }
+        orphaned
     }
 
     /// RM's figures on a GPU of all processes, and of others.
-    fn ask_all(
+    pub(super) fn ask_all(
         &mut self,
         gpu: Gpu,
         others: &[u32],
@@ -150,18 +163,17 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Some(pids.into_iter().zip(figures).collect())
     }
 
-    /// RM's figure of one process, asked through objects that are not in `freed`.
-    pub(super) fn figure(
+    /// As [`Self::ask_all`], through objects that are not in `freed`.
+    pub(super) fn ask_all_but(
         &mut self,
         gpu: Gpu,
-        process: u32,
         freed: &[Object],
         asked: Option<(u32, &Call, &M::File)>,
-    ) -> Option<Figure> {
-        let pids = [process];
+    ) -> Option<Vec<(u32, Figure)>> {
+        let pids = self.processes.pids();
         let figures =
             self.through(gpu, freed, asked, |subdevice, manager| subdevice.figures(manager, &pids))?;
-        figures.first().copied()
+        Some(pids.into_iter().zip(figures).collect())
     }
 
     fn used(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<u64> {
@@ -169,8 +181,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.through(gpu, &[], asked, |subdevice, manager| subdevice.used(manager, era))
     }
 
-    /// Asks through any subdevice on the GPU whose client can be reached. `asked` is a client whose file is at
-    /// hand.
+    /// Asks through any subdevice on the GPU whose client can be reached, or through one of our own. `asked` is a
+    /// client whose file is at hand.
     fn through<T>(
         &mut self,
         gpu: Gpu,
@@ -196,11 +208,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             };
             let mut handle = anchor.handle;
             if anchor.class.kind() == Kind::Device {
-                handle = self.own_handle();
-                let place = [anchor.client, anchor.handle, handle];
-                if add_subdevice(&mut self.manager, file, place, self.era).is_err() {
-                    self.books.remove(anchor.client, anchor.handle);
-                    continue;
+                match self.own_subdevice(anchor.client, anchor.handle, file) {
+                    Ok(made) => handle = made,
+                    Err(_) => {
+                        self.books.remove(anchor.client, anchor.handle);
+                        continue;
+                    }
                 }
                 let _ = self.books.add(&Object {
                     handle,
@@ -215,6 +228,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             }
             self.books.remove(anchor.client, handle); // it is not there any more
         }
-        None
+        // A program can leave nothing to ask through. Our own client does not depend on it.
+        let (budget, era) = (&self.budget, self.era);
+        let is_it = |uuid: &[u8; 16]| budget.gpu(uuid) == Some(gpu);
+        ask_by_own_client(&mut self.manager, era, is_it, question)
     }
 }

@@ -1,7 +1,7 @@
 //! FREE: what leaves the books, and what of it stays on the card because a duplicate holds it.
 //!
 //! RM counts the handles of each memory itself, and reports memory with one handle as private. So what leaves the
-//! private part of its figure at a FREE is gone, and what leaves the shared part is still on the card. A
+//! private part of a process's figure at a FREE is gone, and what leaves the shared part is still on the card. A
 //! duplicate that another thread makes between the two figures would move bytes from one part to the other, so
 //! nothing is credited while such a call may be running.
 
@@ -9,10 +9,12 @@ use nix::errno::Errno;
 
 use super::allocate::give_back;
 use super::{Answer, Call, Processes, Program, Supervisor};
-use crate::abi::{Kind, Status, free, number, u32_at};
-use crate::books::{Gpu, MOST_GPUS, Object};
+use crate::abi::{Kind, Status, free, number, put, u32_at};
+use crate::books::{Gpu, Object};
 use crate::journal::Step;
 use crate::manager::{Figure, Manager};
+
+type Figures = Vec<(u32, Figure)>;
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     pub(super) fn free(&mut self, call: &Call, program: &impl Program, file: &M::File) -> Answer {
@@ -37,34 +39,59 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if !program.waits() {
             return Answer::Gone;
         }
-        let (client, handle) = object;
+        // The worker before this one may have freed it: what it left cannot be told any more.
         let was_begun = self.journal.step() == Step::Releasing;
+        let done = self.judged(call, object, !was_begun, file, |this| {
+            this.journal.begin(Step::Releasing);
+            this.manager.call(file, number, structure, &mut [])?;
+            Ok(Status(u32_at(structure, status_at)))
+        });
+        match done {
+            Ok(_) => give_back(program, &[(call.address, structure)]),
+            Err(errno) => Answer::Fail(errno),
+        }
+    }
+
+    /// Takes back an object that RM has just made.
+    pub(super) fn undo(&mut self, object: &Object, call: &Call, file: &M::File) {
+        let (client, handle) = (object.client, object.handle);
+        let mut structure = [0; free::SIZE];
+        put(&mut structure, free::CLIENT, &client.to_ne_bytes());
+        put(&mut structure, free::HANDLE, &handle.to_ne_bytes());
+        let _ = self.judged(call, (client, handle), true, file, |this| {
+            this.manager.call(file, number::FREE, &mut structure, &mut [])?;
+            Ok(Status(u32_at(&structure, free::STATUS)))
+        });
+    }
+
+    /// Lets `perform` free an object, and judges by RM's figures what left the card. Without `can_tell` all of it
+    /// counts as orphaned.
+    fn judged(
+        &mut self,
+        call: &Call,
+        (client, handle): (u32, u32),
+        can_tell: bool,
+        file: &M::File,
+        perform: impl FnOnce(&mut Self) -> Result<Status, Errno>,
+    ) -> Result<Status, Errno> {
         let tree = self.books.tree(client, handle);
-        let owner = self.books.get(client, client).map_or(call.process, |client| client.parent);
-        let gpus: Vec<Gpu> = (0..MOST_GPUS).filter(|gpu| self.is_concerned(&tree, *gpu)).collect();
         let asked = Some((client, call, file));
-        let before: Vec<_> = gpus.iter().map(|gpu| self.figure(*gpu, owner, &[], asked)).collect();
-        self.journal.begin(Step::Releasing);
-        if let Err(errno) = self.manager.call(file, number, structure, &mut []) {
-            return Answer::Fail(errno);
+        let gpus: Vec<Gpu> = self.budget.gpus().filter(|gpu| self.is_concerned(&tree, *gpu)).collect();
+        let before: Vec<_> =
+            gpus.iter().map(|gpu| self.ask_all(*gpu, &[], asked).filter(|_| can_tell)).collect();
+        let status = perform(self)?;
+        if status != Status::OK {
+            return Ok(status);
         }
-        let mut status = Status(u32_at(structure, status_at));
-        if was_begun && status == Status::NOT_FOUND {
-            // The worker before this one freed it. What it left cannot be told any more.
-            status = Status::OK;
-            crate::abi::put(structure, status_at, &status.0.to_ne_bytes());
-            self.forget(&tree);
-            gpus.iter().for_each(|gpu| self.stay(*gpu, &tree, bytes_on(&tree, *gpu)));
-        } else if status == Status::OK {
-            let is_unsure = self.may_be_duplicating(owner, call);
-            self.forget(&tree);
-            for (gpu, before) in gpus.iter().zip(before) {
-                let after = self.figure(*gpu, owner, &tree, asked);
-                let after = after.or_else(|| self.has_no_more(*gpu, owner).then(Figure::default));
-                self.credit(*gpu, &tree, before.zip(after), is_unsure);
-            }
+        for (gpu, before) in gpus.iter().zip(before) {
+            // The objects stand in the books until their bytes are judged, so that a worker that is killed here
+            // leaves too much in them and not too little.
+            let after = before.is_some().then(|| self.ask_all_but(*gpu, &tree, asked)).flatten();
+            self.credit(*gpu, &tree, before.zip(after), call);
         }
-        give_back(program, &[(call.address, structure)])
+        tree.iter().for_each(|object| self.books.remove(object.client, object.handle));
+        gpus.iter().for_each(|gpu| self.settle_budget(*gpu));
+        Ok(status)
     }
 
     fn is_concerned(&self, tree: &[Object], gpu: Gpu) -> bool {
@@ -72,48 +99,31 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         tree.iter().any(holds) || self.books.sums(gpu).passed > 0
     }
 
-    fn forget(&mut self, tree: &[Object]) {
-        tree.iter().for_each(|object| self.books.remove(object.client, object.handle));
-    }
-
-    /// Judges what left one GPU's figure of the owner, which is given as it was before and as it is now.
-    fn credit(&mut self, gpu: Gpu, tree: &[Object], figures: Option<(Figure, Figure)>, is_unsure: bool) {
+    /// Judges what left RM's figures on one GPU, which are given as they were before and as they are now.
+    fn credit(&mut self, gpu: Gpu, tree: &[Object], figures: Option<(Figures, Figures)>, call: &Call) {
         let booked = bytes_on(tree, gpu);
-        let Some((before, after)) = figures else { return self.stay(gpu, tree, booked) };
         let passed = self.books.sums(gpu).passed;
         let all = booked.saturating_add(passed);
-        let left = before.owned().saturating_sub(after.owned()).min(all);
-        let private = before.private.saturating_sub(after.private).min(left);
-        let credit = if is_unsure { 0 } else { private };
+        let (mut fell, mut rose, mut gone) = (0u64, 0u64, 0u64);
+        for (process, before) in figures.iter().flat_map(|(before, _)| before) {
+            let after = figures.iter().flat_map(|(_, after)| after).find(|(one, _)| one == process);
+            let after = after.map_or(Figure::default(), |(_, figure)| *figure);
+            let drop = before.owned().saturating_sub(after.owned());
+            fell = fell.saturating_add(drop);
+            rose = rose.saturating_add(after.owned().saturating_sub(before.owned()));
+            if !self.may_be_duplicating(*process, call) {
+                gone = gone.saturating_add(before.private.saturating_sub(after.private).min(drop));
+            }
+        }
+        // Where another process owns it now, RM counts it there.
+        let left = if figures.is_some() { fell.saturating_sub(rose).min(all) } else { booked };
+        let stays = left - gone.min(left);
         // RM counts the rest on, under a handle that came without an allocation.
         let _ = self.books.set_passed(gpu, all - left);
-        self.stay(gpu, tree, left - credit);
-        if left == credit && all - left > passed {
-            self.keep_rounding(gpu, tree);
-        }
-    }
-
-    /// Notes that `bytes` of what was freed stay on the card.
-    fn stay(&mut self, gpu: Gpu, tree: &[Object], bytes: u64) {
-        let _ = self.books.orphan(gpu, bytes);
-        if bytes > 0 {
-            self.keep_rounding(gpu, tree);
-        }
-        self.settle_budget(gpu);
-    }
-
-    /// Keeps what RM took for freed memory besides its bytes, which stays as long as they do.
-    fn keep_rounding(&mut self, gpu: Gpu, tree: &[Object]) {
+        let is_held = stays > 0 || all - left > passed;
         let memory = tree.iter().filter(|object| object.gpu == Some(gpu) && object.bytes > 0);
-        let _ = self.books.orphan(gpu, memory.map(|object| object.cost).sum());
-        self.settle_budget(gpu);
-    }
-
-    /// Whether no client of this process is known to use the GPU any more.
-    fn has_no_more(&self, gpu: Gpu, process: u32) -> bool {
-        !self.books.anchors(gpu).iter().any(|anchor| {
-            self.books.get(anchor.client, anchor.client).is_some_and(|client| client.parent == process)
-        })
+        let rounding: u64 = memory.filter(|_| is_held).map(|object| object.cost).sum();
+        let _ = self.books.orphan(gpu, stays.saturating_add(rounding));
     }
 }
 

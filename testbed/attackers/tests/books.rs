@@ -84,6 +84,10 @@ impl manager::Manager for Performed {
             Err(ReadError) => Err(Errno::EFAULT),
         }
     }
+
+    fn open(&mut self) -> Option<u64> {
+        Some(u64::from(OURS))
+    }
 }
 
 /// The processes: descriptor 3 of each is its own file of RM's, whose number is its pid.
@@ -133,6 +137,8 @@ struct World {
     manager: Shared,
     living: Rc<RefCell<BTreeMap<u32, bool>>>,
     supervisor: Supervisor<'static, Performed, Living>,
+    /// The file of a process that has another's.
+    files: BTreeMap<u32, u32>,
     now: u64,
 }
 
@@ -152,8 +158,8 @@ impl World {
             Journal::open(Box::leak(Box::new(Entry::default()))),
         );
         let supervisor =
-            Supervisor::new(era(), parts, Performed(Rc::clone(&manager)), Living(Rc::clone(&living)));
-        Self { manager, living, supervisor, now: 0 }
+            Supervisor::new(era(), parts, Performed(Rc::clone(&manager)), Living(Rc::clone(&living)), 42);
+        Self { manager, living, supervisor, files: BTreeMap::new(), now: 0 }
     }
 
     /// A call of the process `pid`, as the kernel treats it under the filter. Returns the structure and the
@@ -169,7 +175,7 @@ impl World {
         self.now += 100_000;
         let buffers = vec![(STRUCTURE, structure.to_vec()), (PARAMETERS, parameters.to_vec())];
         let program = Stopped(Buffers(RefCell::new(buffers)));
-        let file = u64::from(pid);
+        let file = u64::from(self.files.get(&pid).copied().unwrap_or(pid));
         let call = Call {
             number,
             size: structure.len(),
@@ -193,6 +199,13 @@ impl World {
         };
         let buffers = program.0.0.into_inner();
         matches!(done, Ok(true)).then(|| (buffers[0].1.clone(), buffers[1].1.clone()))
+    }
+
+    /// A process ends, and others have its file.
+    fn leave(&mut self, pid: u32) {
+        if let Some(lives) = self.living.borrow_mut().get_mut(&pid) {
+            *lives = false;
+        }
     }
 
     fn end(&mut self, pid: u32) {
@@ -224,6 +237,10 @@ impl World {
             let mut parameters = vec![0; 56];
             put(&mut parameters, 0, &gpu.to_ne_bytes());
             self.allocate(pid, 0x80, [client, client, 0x80 + gpu], &parameters).expect("a device");
+            if pid.is_multiple_of(2) {
+                let place = [client, 0x80 + gpu, 0x2080 + gpu];
+                self.allocate(pid, 0x2080, place, &[0; 4]).expect("a subdevice");
+            }
         }
         client
     }
@@ -357,6 +374,46 @@ fn the_books_are_never_below_what_the_card_has_in_use() {
                     clients.swap_remove(at);
                     let _ = world.supervisor.look();
                 }
+                92 if !objects.is_empty() => {
+                    // A channel with the handle of something else.
+                    let taken = objects[0];
+                    let done = world.allocate(pid, 0xc86f, [client, 0x80 + gpu, taken], &[]);
+                    assert_eq!(done, Err(Status::DUPLICATE.0), "{what}");
+                }
+                93 if !objects.is_empty() => {
+                    let mut structure = [0; heap::SIZE];
+                    let words = [(heap::CLIENT, client), (heap::FUNCTION, heap::HW_FREE)];
+                    for (at, word) in words.into_iter().chain([(heap::HW_HANDLE, objects.swap_remove(0))]) {
+                        put(&mut structure, at, &word.to_ne_bytes());
+                    }
+                    let done = world.call(pid, number::VID_HEAP_CONTROL, &structure, &[]);
+                    assert_eq!(done.map(|(done, _)| u32_at(&done, heap::STATUS)), Some(0), "{what}");
+                }
+                94 if !objects.is_empty() => {
+                    // A file holds it, and the handle is freed.
+                    let handle = objects.swap_remove(0);
+                    let booked = world.supervisor.books.get(client, handle);
+                    if booked.is_none_or(|booked| booked.class == Class::MEMORY) {
+                        let _ = world.manager.borrow_mut().hold(1, client, handle);
+                    }
+                    assert_eq!(world.free(pid, client, handle), Some(0), "{what}");
+                }
+                95 => {
+                    let mut parameters = vec![0; era().memory];
+                    let bytes = (random(&mut state) % 8 + 1) << 30;
+                    put(&mut parameters, memory::LENGTH, &bytes.to_ne_bytes());
+                    let range = Class::VIRTUAL_RANGE.0;
+                    if let Ok(handle) = world.allocate(pid, range, [client, 0x80 + gpu, 0], &parameters) {
+                        objects.push(handle);
+                    }
+                }
+                96 => {
+                    let group = world.allocate(pid, 0xa06c, [client, 0x80 + gpu, 0], &[0; 20]);
+                    objects.extend(group);
+                }
+                97 => world.manager.borrow_mut().close(1),
+                // What is no object's: the kernel's number of the process among them.
+                98 => assert_eq!(world.free(pid, client, pid), Some(0), "{what}"),
                 _ => {
                     let races = world.supervisor.look();
                     assert!(races.is_empty(), "{what}: {races:?}");
@@ -381,6 +438,39 @@ fn what_was_freed_can_be_had_again_and_what_a_dead_process_left_is_gone() {
         let _ = world.memory(pid, client, 0, LIMITS[0]).expect("the last process's memory is gone");
         world.end(pid);
     }
+    world.check("at the end");
+}
+
+/// A child makes calls with its parent's client, and RM counts for the parent.
+#[test]
+fn memory_of_another_processs_client_is_charged_once_and_stays_charged() {
+    let mut world = World::new();
+    let client = world.client(100);
+    // The child has the parent's file.
+    world.files.insert(101, 100);
+    let whole = world.memory(101, client, 0, LIMITS[0]).expect("all of it");
+    for _ in 0..5 {
+        assert_eq!(world.memory(101, client, 0, 64 * MIB), Err(Status::NO_MEMORY.0));
+        assert!(world.supervisor.look().is_empty());
+        world.check("the child holds all");
+    }
+    assert_eq!(world.free(101, client, whole), Some(0));
+    let _ = world.memory(101, client, 0, LIMITS[0]).expect("all of it again");
+    // The parent goes, and the client stays with the child.
+    world.leave(100);
+    assert!(world.supervisor.look().is_empty());
+    assert_eq!(world.memory(101, client, 0, 64 * MIB), Err(Status::NO_MEMORY.0));
+    world.check("the parent has ended");
+}
+
+#[test]
+fn a_subdevice_of_the_programs_own_can_be_had_at_any_time() {
+    let mut world = World::new();
+    let client = world.client(101);
+    let _ = world.memory(101, client, 0, MIB).expect("memory before the subdevice");
+    let place = [client, 0x80, 0x2080];
+    assert_eq!(world.allocate(101, 0x2080, place, &[0; 4]), Ok(0x2080));
+    let _ = world.memory(101, client, 0, MIB).expect("and after it");
     world.check("at the end");
 }
 

@@ -278,16 +278,17 @@ fn a_keeper_or_worker_that_is_killed_loses_no_call_and_doubles_none() {
     }
     for role in ["worker", "keeper"] {
         let node = Node::new(128 * MIB);
-        let rounds = 3000;
+        let rounds = 4000;
         let mut held = node.attack_unread(&["rounds", "--pieces", &rounds.to_string()]);
         // A start that loses its supervisor ends, closed.
         node.eventually("the program has a client", || node.figures().contains(" pid "));
-        let mut kills = 0;
+        let mut kills = 0u64;
         while !held.has_spoken() {
             if let Some(pid) = pids(&node, role).first() {
-                kills += i32::from(kill(Pid::from_raw(*pid), Signal::SIGKILL).is_ok());
+                kills += u64::from(kill(Pid::from_raw(*pid), Signal::SIGKILL).is_ok());
             }
-            std::thread::sleep(Duration::from_millis(3));
+            // Now and then long enough for the next one to do something.
+            std::thread::sleep(Duration::from_millis(kills * 7 % 40 + 3));
         }
         assert_eq!(held.said, format!("got {rounds} pieces: limit of pieces\n"), "{role}, {kills} kills");
         assert!(kills > 20, "{kills} kills of the {role}");

@@ -77,6 +77,7 @@ enum Holder {
 #[derive(Debug)]
 struct Piece {
     gpu: usize,
+    /// What RM counts of it: 0 for page tables and the buffers of channels.
     bytes: u64,
     taken: u64,
     /// The first one owns it.
@@ -89,8 +90,6 @@ struct Object {
     class: Class,
     gpu: Option<usize>,
     piece: Option<u64>,
-    /// Bytes that it takes besides.
-    cost: u64,
 }
 
 #[derive(Debug)]
@@ -238,7 +237,8 @@ impl Manager {
             return Err(INVALID_PARENT);
         }
         let is_others = owner.pid != caller.pid;
-        let mut object = Object { parent, class, gpu, piece: None, cost: 0 };
+        let mut cost = 0;
+        let mut object = Object { parent, class, gpu, piece: None };
         match class.kind() {
             Kind::Device if parent == client && parameters.len() >= 4 => {
                 let gpu = u32_at(parameters, 0) as usize;
@@ -258,20 +258,26 @@ impl Manager {
             Kind::VirtualRange => {
                 let flags = u32_at(parameters, memory::FLAGS);
                 if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 {
-                    object.cost = u64_at(parameters, memory::LENGTH) / 512;
+                    cost = u64_at(parameters, memory::LENGTH) / 512;
                 }
             }
-            Kind::ChannelGroup => object.cost = GROUP_COST,
-            Kind::Channel => object.cost = CHANNEL_COST,
-            Kind::AddressSpace => object.cost = ADDRESS_SPACE_COST,
+            Kind::ChannelGroup => cost = GROUP_COST,
+            Kind::Channel => cost = CHANNEL_COST,
+            Kind::AddressSpace => cost = ADDRESS_SPACE_COST,
+            Kind::Subdevice if self.has_subdevice(client, parent) => {
+                return Err(Status::INSUFFICIENT_RESOURCES);
+            }
             Kind::Subdevice | Kind::Duplicator => {}
             Kind::Other if class.0 == 0xc2 && !caller.is_admin => return Err(INSUFFICIENT_PERMISSIONS),
             Kind::Other | Kind::Client => {}
         }
-        if let Some(gpu) = object.gpu.filter(|_| object.cost > 0)
-            && self.used(gpu).saturating_add(object.cost) > self.gpus[gpu].memory
-        {
-            return Err(Status::NO_MEMORY);
+        if let Some(gpu) = object.gpu.filter(|_| cost > 0) {
+            if self.used(gpu).saturating_add(cost) > self.gpus[gpu].memory {
+                return Err(Status::NO_MEMORY);
+            }
+            self.next_piece += 1;
+            self.pieces.insert(self.next_piece, Piece { gpu, bytes: 0, taken: cost, holders: Vec::new() });
+            object.piece = Some(self.next_piece);
         }
         if caller.is_admin && is_others && !matches!(class.kind(), Kind::Subdevice) {
             self.privileged += 1;
@@ -284,6 +290,12 @@ impl Manager {
             client.objects.insert(handle, object);
         }
         Ok(handle)
+    }
+
+    /// A device has one subdevice.
+    fn has_subdevice(&self, client: u32, device: u32) -> bool {
+        let objects = self.clients.get(&client).into_iter().flat_map(|client| client.objects.values());
+        objects.filter(|object| object.parent == device).any(|object| object.class == Class::SUBDEVICE)
     }
 
     fn chosen_handle(&mut self, client: u32) -> u32 {
@@ -311,10 +323,8 @@ impl Manager {
 
     /// Bytes of a GPU that are in use.
     pub fn used(&self, gpu: usize) -> u64 {
-        let pieces = self.pieces.values().filter(|piece| piece.gpu == gpu).map(|piece| piece.taken);
-        let objects = self.clients.values().flat_map(|client| client.objects.values());
-        let costs = objects.filter(|object| object.gpu == Some(gpu)).map(|object| object.cost);
-        pieces.chain(costs).fold(0, u64::saturating_add)
+        let pieces = self.pieces.values().filter(|piece| piece.gpu == gpu);
+        pieces.map(|piece| piece.taken).fold(0, u64::saturating_add)
     }
 
     /// Bytes of a GPU that RM counts for a process: with one handle, and with duplicates.
@@ -345,9 +355,7 @@ impl Manager {
             self.end_client(client);
             return Status::OK;
         }
-        if !owner.objects.contains_key(&handle) {
-            return NOT_FOUND;
-        }
+        // RM is built to take a handle that it does not know for one that is free already.
         let mut gone = vec![handle];
         let mut next = 0;
         while let Some(parent) = gone.get(next).copied() {
@@ -413,7 +421,7 @@ impl Manager {
         let Some(source) = source_owner.and_then(|owner| owner.objects.get(&source)) else {
             return NOT_FOUND;
         };
-        let object = Object { parent, class: source.class, gpu: source.gpu, piece: source.piece, cost: 0 };
+        let object = Object { parent, class: source.class, gpu: source.gpu, piece: source.piece };
         let piece = object.piece;
         let handle = if asked == 0 { self.chosen_handle(client) } else { asked };
         if let Some(piece) = piece.and_then(|piece| self.pieces.get_mut(&piece)) {
@@ -435,6 +443,10 @@ impl Manager {
             heap::ALLOC_SIZE_RANGE => (80, 56),
             heap::FREE => {
                 let status = self.free(caller, client, word(heap::HANDLE));
+                return set(structure, heap::STATUS, status);
+            }
+            heap::HW_FREE => {
+                let status = self.free(caller, client, word(heap::HW_HANDLE));
                 return set(structure, heap::STATUS, status);
             }
             _ => return set(structure, heap::STATUS, NOT_SUPPORTED),
