@@ -114,13 +114,25 @@ pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Re
     })
 }
 
-/// Parses a size of memory; an empty text is 0. A percentage is an error.
+/// Parses a size of memory; an empty text is 0, and so is 0 of any unit. A percentage is an error.
 pub(crate) fn size(key: &'static str, text: &str) -> Result<DeviceMemory, ConfigError> {
+    if is_zero(text) {
+        return Ok(DeviceMemory::ZERO);
+    }
     match parsed(key, text, "")? {
         None => Ok(DeviceMemory::ZERO),
         Some(MemoryRequest::Bytes(memory)) => Ok(memory),
         Some(_) => Err(value(key, text, "a percentage has no meaning here; write a size as 8GiB")),
     }
+}
+
+/// Whether it is the number 0, with a unit of memory or without one.
+fn is_zero(text: &str) -> bool {
+    let unit = text.trim_start_matches('0');
+    let is_unit = || matches!(format!("1048576{unit}").parse(), Ok(MemoryRequest::Bytes(_)));
+    unit.len() < text.len()
+        && !unit.starts_with(|next: char| next.is_ascii_digit())
+        && (unit.is_empty() || is_unit())
 }
 
 fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {

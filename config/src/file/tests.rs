@@ -37,6 +37,20 @@ fn the_shipped_file_is_whole_and_companions_lie_beside_the_program() {
 }
 
 #[test]
+fn nothing_can_be_written_as_zero() {
+    let unusable = |text: &str| {
+        let file = format!("[node]\nunusable_memory = \"{text}\"\n");
+        load(&[&file]).map(|config| config.roots.unusable_memory.bytes()).map_err(|error| error.to_string())
+    };
+    for (text, want) in [("", 0), ("0", 0), ("0MiB", 0), ("00Gi", 0), ("32MiB", 32 << 20)] {
+        assert_eq!(unusable(text), Ok(want), "{text:?}");
+    }
+    for text in ["0%", "0x", "0.5", "16", "5%", "-1MiB"] {
+        assert!(unusable(text).unwrap_err().contains("node.unusable_memory"), "{text:?}");
+    }
+}
+
+#[test]
 fn rules_have_times_with_a_unit() {
     let rules = |text: &str| load(&[&format!("[rules]\n{text}\n")]).map(|config| config.rules);
     let found = rules("idle = \"90m\"\nhold = \"7d\"\non_hold = \"end\"\npreemption = \"lower\"").unwrap();
