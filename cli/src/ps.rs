@@ -180,7 +180,7 @@ fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: boo
         let host = seen.host_used(lease).filter(|_| line == 0);
         let host = host.map_or_else(String::new, |host| format!(" + {host} host"));
         let contexts = seen.contexts(line).map_or_else(String::new, |taken| format!(", contexts {taken}"));
-        let used = seen.used(line).map(|used| format!("{used}{host}{contexts}"));
+        let used = seen.used_with_contexts(line).map(|used| format!("{used}{host}{contexts}"));
         let seconds = seen.gpu_time(line).map(|time| Duration::from_nanos(time).as_secs_f64());
         [
             holders.to_owned(),

@@ -73,6 +73,14 @@ impl Seen {
             .then(|| DeviceMemory::from_bytes(counted.saturating_sub(allocated)))
     }
 
+    /// What the container's living processes hold on the GPU of grant `line`: by its books, with what contexts really
+    /// take where that is known.
+    pub fn used_with_contexts(&self, line: usize) -> Option<DeviceMemory> {
+        let (used, charged) = (self.used(line)?.bytes(), self.contexts_charged(line)?.bytes());
+        let contexts = self.contexts(line).map_or(charged, DeviceMemory::bytes);
+        Some(DeviceMemory::from_bytes(used.saturating_sub(charged).saturating_add(contexts)))
+    }
+
     /// What the container's books charge for contexts on the GPU of grant `line`.
     pub fn contexts_charged(&self, line: usize) -> Option<DeviceMemory> {
         let books = self.books.as_ref().ok()?;
