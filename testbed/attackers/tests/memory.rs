@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use gpushare_simulated_manager::{Gpu, Manager, mount};
 use gpushare_supervisor::abi::Era;
 use gpushare_supervisor::budget::Page;
+use nix::mount::{MntFlags, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -124,6 +125,8 @@ impl Drop for Node {
             }
         }
         let _ = self.keeper.wait();
+        // What is being killed may still have a file of it.
+        let _ = umount2(&self.folder.path().join("dev"), MntFlags::MNT_DETACH);
     }
 }
 
