@@ -396,8 +396,8 @@ pub fn admit_mode(json: &Value, request: &Request, state: &StateFolder) -> Resul
     Ok(())
 }
 
-/// Less memory than this holds no CUDA context and a program: an H200 takes 520 MiB for a context alone, and the books
-/// charge 776, which leaves room for libraries' code.
+/// Less memory than this holds no CUDA context and a program: an H200 takes 520 MiB for a context alone, and the
+/// books charge 776, which leaves room for libraries' code.
 const LITTLE: DeviceMemory = DeviceMemory::from_bytes(800 << 20);
 
 /// What to say of a lease in which CUDA programs will hardly start; `None` where they should.
@@ -408,8 +408,8 @@ pub fn too_little(lease: &Lease) -> Option<String> {
         most < LITTLE && lease.enforcement != Enforcement::TimeSliced
     })?;
     Some(format!(
-        "{} of memory is little: a CUDA context takes some 520 MiB, and 776 MiB are kept for it and the code of libraries; \
-         ask for {LITTLE} or more",
+        "{} of memory is little: a CUDA context takes some 520 MiB, and 776 MiB are kept for it and the code of \
+         libraries; ask for {LITTLE} or more",
         grant.memory
     ))
 }

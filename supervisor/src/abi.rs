@@ -210,7 +210,7 @@ pub mod memory {
 
 /// NV2080_CTRL_GPU_GET_PID_INFO: what RM counts for processes on one GPU.
 pub mod pid_info {
-    /// The command.
+    /// NV2080_CTRL_CMD_GPU_GET_PID_INFO.
     pub const COMMAND: u32 = 0x2080_018e;
     /// Size of its parameters.
     pub const SIZE: usize = 14408;
@@ -234,7 +234,7 @@ pub mod pid_info {
 
 /// NV2080_CTRL_CMD_FB_GET_INFO_V2: figures of the whole GPU. Its size is the [`Era`]'s.
 pub mod framebuffer_info {
-    /// The command.
+    /// NV2080_CTRL_CMD_FB_GET_INFO_V2.
     pub const COMMAND: u32 = 0x2080_1303;
     /// fbInfoListSize, u32.
     pub const COUNT: usize = 0;
@@ -248,7 +248,7 @@ pub mod framebuffer_info {
 
 /// NV2080_CTRL_CMD_GPU_GET_GID_INFO: a GPU's UUID.
 pub mod gid_info {
-    /// The command.
+    /// NV2080_CTRL_CMD_GPU_GET_GID_INFO.
     pub const COMMAND: u32 = 0x2080_014a;
     /// Size of its parameters.
     pub const SIZE: usize = 268;

@@ -64,7 +64,7 @@ pub struct Object {
     pub cost: u64,
 }
 
-/// What the books sum up to on one GPU, in bytes.
+/// Sums over the records of one GPU, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     /// Memory of known objects, as RM counts it.
@@ -78,6 +78,15 @@ pub struct Sums {
 }
 
 impl Sums {
+    /// The sum that records of this class count towards.
+    fn of_class(&mut self, class: u32) -> &mut u64 {
+        match class {
+            PASSED => &mut self.passed,
+            ORPHANED => &mut self.orphaned,
+            _ => &mut self.objects,
+        }
+    }
+
     /// All that is held against the limit.
     pub fn charged(&self) -> u64 {
         self.counted().saturating_add(self.orphaned).saturating_add(self.cost)
@@ -147,15 +156,10 @@ impl<'m> Books<'m> {
                 }
             }
         }
-        let (bytes, cost, class) = (record.bytes, record.cost, record.class);
         if let Some(sums) = self.sums.get_mut(record.gpu as usize) {
-            let sum = match class {
-                PASSED => &mut sums.passed,
-                ORPHANED => &mut sums.orphaned,
-                _ => &mut sums.objects,
-            };
-            *sum = sum.saturating_add(bytes);
-            sums.cost = sums.cost.saturating_add(cost);
+            let sum = sums.of_class(record.class);
+            *sum = sum.saturating_add(record.bytes);
+            sums.cost = sums.cost.saturating_add(record.cost);
         }
     }
 
@@ -163,15 +167,11 @@ impl<'m> Books<'m> {
     fn leave(&mut self, slot: usize) {
         let record = &mut self.records[slot];
         record.state.store(EMPTY, Ordering::Release);
-        let (bytes, cost, class) = (record.bytes, record.cost, record.class);
+        let class = record.class;
         if let Some(sums) = self.sums.get_mut(record.gpu as usize) {
-            let sum = match class {
-                PASSED => &mut sums.passed,
-                ORPHANED => &mut sums.orphaned,
-                _ => &mut sums.objects,
-            };
-            *sum = sum.saturating_sub(bytes);
-            sums.cost = sums.cost.saturating_sub(cost);
+            let sum = sums.of_class(class);
+            *sum = sum.saturating_sub(record.bytes);
+            sums.cost = sums.cost.saturating_sub(record.cost);
         }
         match class {
             PASSED | ORPHANED => {
@@ -317,7 +317,7 @@ impl<'m> Books<'m> {
         let Record { class, gpu, bytes, .. } = self.records[kept];
         let more = bytes - self.records[old].bytes;
         if let Some(sums) = self.sums.get_mut(gpu as usize) {
-            let sum = if class == PASSED { &mut sums.passed } else { &mut sums.orphaned };
+            let sum = sums.of_class(class);
             *sum = sum.saturating_add(more);
         }
         self.sum_slots.insert((class, gpu), number(kept));

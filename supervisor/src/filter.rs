@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn era(version: &str) -> &'static Era {
-        Era::of(version.parse().unwrap()).unwrap()
+        Era::for_version(version.parse().unwrap()).unwrap()
     }
 
     const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;

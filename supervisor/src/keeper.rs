@@ -26,7 +26,7 @@ pub struct Holdings {
     pub budget: OwnedFd,
     /// Where new listeners are handed over.
     pub socket: OwnedFd,
-    /// The listeners.
+    /// Seccomp listeners, one for each filter that processes of the container have.
     pub listeners: Vec<OwnedFd>,
     /// The words of the command line that say what both need to know.
     pub words: Vec<String>,

@@ -64,7 +64,7 @@ fn run() -> Result<()> {
         _ => bail!("the runtime wrapper starts this program; it does nothing by itself"),
     };
     let args = Args::parse(words)?;
-    let version = args.driver.parse().ok().and_then(Era::of);
+    let version = args.driver.parse().ok().and_then(Era::for_version);
     let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
     let gpus: Vec<&Path> = args.gpus.iter().map(PathBuf::as_path).collect();
     let devices = Devices::find(&args.control, &args.uvm, &gpus).context("the driver's device files")?;

@@ -185,7 +185,7 @@ pub struct Stopped<'l> {
     pub listener: &'l OwnedFd,
     /// The notification's id.
     pub id: u64,
-    /// The thread.
+    /// The thread's id, in our pid namespace.
     pub tid: u32,
     /// Where it is noted that its memory is touched.
     pub touch: Touch,

@@ -73,8 +73,8 @@ impl Seen {
             .then(|| DeviceMemory::from_bytes(counted.saturating_sub(allocated)))
     }
 
-    /// What the container's living processes hold on the GPU of grant `line`: by its books, with what contexts really
-    /// take where that is known.
+    /// Memory of the GPU of grant `line` that the container's living processes hold, by its books, with what
+    /// contexts really take where that is known.
     pub fn used_with_contexts(&self, line: usize) -> Option<DeviceMemory> {
         let (used, charged) = (self.used(line)?.bytes(), self.contexts_charged(line)?.bytes());
         let contexts = self.contexts(line).map_or(charged, DeviceMemory::bytes);

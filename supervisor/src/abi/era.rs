@@ -87,7 +87,7 @@ const BRANCHES: [u16; 15] = [515, 520, 525, 530, 535, 545, 550, 555, 560, 565, 5
 
 impl Era {
     /// The era of the driver `version`; `None` for a driver that nobody has compared.
-    pub fn of(version: Version) -> Option<&'static Self> {
+    pub fn for_version(version: Version) -> Option<&'static Self> {
         let is_compared = BRANCHES.contains(&version.0);
         ERAS.iter().rev().find(|era| is_compared && era.first <= version)
     }
@@ -143,7 +143,7 @@ mod tests {
             ("600.10", None),
             ("615.36", None),
         ] {
-            assert_eq!(Era::of(text.parse().unwrap()).copied(), want, "{text}");
+            assert_eq!(Era::for_version(text.parse().unwrap()).copied(), want, "{text}");
         }
     }
 }

@@ -7,11 +7,11 @@ use super::*;
 const VALUES: &str = include_str!("../../fixtures/abi.tsv");
 const CLASSES: &str = include_str!("../../fixtures/classes.tsv");
 
-/// What this code says, by the headers' names.
-fn said(era: &Era) -> Vec<(&'static str, usize)> {
+/// This code's values, by the headers' names.
+fn values(era: &Era) -> Vec<(&'static str, usize)> {
     let word = |value: u32| value as usize;
     let flags = era.long_flags.map(|flags| ("offsetof(NVOS64_PARAMETERS, flags)", flags));
-    let mut said = vec![
+    let mut values = vec![
         ("sizeof(NVOS21_PARAMETERS)", alloc::SHORT),
         ("sizeof(NVOS64_PARAMETERS)", era.long),
         ("sizeof(NVOS00_PARAMETERS)", free::SIZE),
@@ -110,9 +110,9 @@ fn said(era: &Era) -> Vec<(&'static str, usize)> {
         ("NV_ERR_OBJECT_NOT_FOUND", word(Status::NOT_FOUND.0)),
     ];
     if let Some(flags) = flags {
-        said.extend([flags, ("NVOS64_FLAGS_FINN_SERIALIZED", word(alloc::SERIALISED))]);
+        values.extend([flags, ("NVOS64_FLAGS_FINN_SERIALIZED", word(alloc::SERIALISED))]);
     }
-    said
+    values
 }
 
 #[test]
@@ -122,19 +122,19 @@ fn sizes_offsets_and_numbers_are_those_of_the_headers() {
     let table: HashMap<&str, Vec<&str>> = lines.map(|line| (line[0], line)).collect();
     assert!(releases.len() > 20);
     for (column, release) in releases.iter().enumerate().skip(1) {
-        let era = Era::of(release.parse().unwrap()).unwrap();
-        let said = said(era);
-        for (name, value) in &said {
+        let era = Era::for_version(release.parse().unwrap()).unwrap();
+        let values = values(era);
+        for (name, value) in &values {
             let want = table.get(name).unwrap_or_else(|| panic!("{name} is in the table"))[column];
             assert_eq!(value.to_string(), want, "{release} {name}");
         }
-        let is_said = |name: &str| said.iter().any(|(said, _)| *said == name);
-        let unsaid: Vec<&str> = table
+        let is_compared = |name: &str| values.iter().any(|(compared, _)| *compared == name);
+        let left_out: Vec<&str> = table
             .iter()
-            .filter(|(name, line)| !is_said(name) && line[column] != "-")
+            .filter(|(name, line)| !is_compared(name) && line[column] != "-")
             .map(|(name, _)| *name)
             .collect();
-        assert!(unsaid.is_empty(), "{release}: {unsaid:?}");
+        assert!(left_out.is_empty(), "{release}: {left_out:?}");
     }
 }
 

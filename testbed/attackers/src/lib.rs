@@ -121,7 +121,7 @@ pub fn missing_page() -> Result<usize, Errno> {
     Ok(address)
 }
 
-/// A refusal.
+/// Why a call got nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// RM's status.

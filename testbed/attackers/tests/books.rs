@@ -23,7 +23,7 @@ const LIMITS: [u64; 2] = [512 * MIB, 256 * MIB];
 const OURS: u32 = 7;
 
 fn era() -> &'static Era {
-    Era::of("580.142".parse().expect("a version")).expect("a known driver")
+    Era::for_version("580.142".parse().expect("a version")).expect("a known driver")
 }
 
 type Shared = Rc<RefCell<Manager>>;
@@ -258,6 +258,11 @@ impl World {
         self.call(pid, number::FREE, &structure, &[]).map(|(structure, _)| u32_at(&structure, free::STATUS))
     }
 
+    /// Bytes in use on both GPUs.
+    fn used(&self) -> u64 {
+        (0..2).map(|gpu| self.manager.borrow().used(gpu)).sum()
+    }
+
     /// What must hold after every call.
     fn check(&self, what: &str) {
         let manager = self.manager.borrow();
@@ -478,7 +483,8 @@ fn a_subdevice_of_the_programs_own_can_be_had_at_any_time() {
 fn wild_calls_are_answered_and_never_take_more_than_the_limit() {
     let mut state = 0x2545_f491_4f6c_dd1d;
     let mut world = World::new();
-    let client = world.client(100);
+    let mut client = world.client(100);
+    let mut allocated = 0;
     let sizes = [
         (number::ALLOC, 32),
         (number::ALLOC, 48),
@@ -491,36 +497,64 @@ fn wild_calls_are_answered_and_never_take_more_than_the_limit() {
         (number::TRANSFER, transfer::SIZE),
     ];
     for step in 0..40_000 {
+        if step % 200 == 0 {
+            client = world.client(100); // the last one may have been freed
+        }
         let all: Vec<(u8, usize)> = sizes.into_iter().chain(more).collect();
         let (number, size) = all[usize::try_from(random(&mut state)).expect("64 bits") % all.len()];
-        let mut structure: Vec<u8> = (0..size).map(|_| random(&mut state).to_ne_bytes()[0]).collect();
-        let mut parameters: Vec<u8> = (0..256).map(|_| random(&mut state).to_ne_bytes()[0]).collect();
-        // Most fields are likely ones, so that calls come further than the first check.
-        for at in (0..size - 3).step_by(4) {
-            let likely = match random(&mut state) % 9 {
-                0 => client,
-                1 => 0x80,
-                2 => 0x40,
-                3 => u32::try_from(random(&mut state) % 16).expect("small"),
-                4 => 0x50a0,
-                5 => 0xe500_0000 + u32::try_from(random(&mut state) % 64).expect("small"),
-                6 => 0,
-                _ => continue,
-            };
-            put(&mut structure, at, &likely.to_ne_bytes());
-        }
-        for at in [alloc::PARAMETERS, transfer::ADDRESS] {
-            if size > at + 8 && random(&mut state).is_multiple_of(2) {
-                put(&mut structure, at, &PARAMETERS.to_ne_bytes());
+        // A call that could be right, in which up to three words are changed.
+        let mut structure = vec![0; size];
+        let mut parameters = vec![0; 256];
+        let bytes = random(&mut state) % (64 * MIB) + 1;
+        put(&mut parameters, memory::LENGTH, &bytes.to_ne_bytes());
+        let handle = 0xe500_0000 | u32::try_from(random(&mut state) % 64).expect("small");
+        let mut words = vec![(alloc::CLIENT, client), (alloc::PARENT, 0x80)];
+        match number {
+            number::ALLOC => {
+                words.push((alloc::CLASS, [0x40, 0x50a0, 0x90f1, 0xa06c, 0xc86f][step % 5]));
+                put(&mut structure, alloc::PARAMETERS, &PARAMETERS.to_ne_bytes());
             }
+            number::VID_HEAP_CONTROL => {
+                words.push((heap::FUNCTION, [2, 6, 14, 3, 20][step % 5]));
+                put(&mut structure, heap::RANGE_LENGTH, &bytes.to_ne_bytes());
+                put(&mut structure, heap::LENGTH, &bytes.to_ne_bytes());
+            }
+            number::DUP_OBJECT => {
+                words.extend([(duplicate::SOURCE_CLIENT, client), (duplicate::SOURCE, handle)]);
+            }
+            number::TRANSFER => {
+                let carried = [u32::from(number::ALLOC), u32::from(number::FREE)][step % 2];
+                words = vec![(transfer::COMMAND, carried), (transfer::LENGTH, [48, 16][step % 2])];
+                put(&mut structure, transfer::ADDRESS, &PARAMETERS.to_ne_bytes());
+                for (at, word) in [(alloc::CLIENT, client), (alloc::PARENT, 0x80), (alloc::CLASS, 0x40)] {
+                    put(&mut parameters, at, &word.to_ne_bytes());
+                }
+                put(&mut parameters, alloc::PARAMETERS, &PARAMETERS.to_ne_bytes());
+            }
+            _ => words.push((free::HANDLE, handle)),
         }
-        if random(&mut state).is_multiple_of(2) {
-            put(&mut parameters, memory::LENGTH, &(random(&mut state) % (64 * MIB)).to_ne_bytes());
+        for (at, word) in words {
+            put(&mut structure, at, &word.to_ne_bytes());
         }
+        for _ in 0..random(&mut state) % 4 {
+            let at = usize::try_from(random(&mut state)).expect("64 bits") % (size / 4) * 4;
+            let odd = match random(&mut state) % 6 {
+                0 => u32::MAX,
+                1 => client,
+                2 => handle,
+                3 => 0x80,
+                _ => u32::try_from(random(&mut state) >> 32).expect("32 bits"),
+            };
+            put(&mut structure, at, &odd.to_ne_bytes());
+            put(&mut parameters, at, &odd.to_ne_bytes());
+        }
+        let before = world.used();
         let _ = world.call(100, number, &structure, &parameters);
+        allocated += u32::from(world.used() > before);
         for (gpu, limit) in LIMITS.into_iter().enumerate() {
             let used = world.manager.borrow().used(gpu);
             assert!(used <= limit, "step {step}, call {number:#x}: {used}");
         }
     }
+    assert!(allocated > 100, "only {allocated} calls allocated anything");
 }

@@ -47,7 +47,7 @@ impl Node {
         let folder = TempDir::new().expect("a temporary folder");
         let dev = folder.path().join("dev");
         fs::create_dir(&dev).expect("a folder");
-        let era = Era::of(driver.parse().expect("a version")).expect("a known driver");
+        let era = Era::for_version(driver.parse().expect("a version")).expect("a known driver");
         let gpus = vec![Gpu { uuid: UUID, memory: 80 << 30 }];
         let session = mount(Manager::new(era, gpus), 1, &dev).expect("root may mount");
         let page = Page::new();
@@ -183,7 +183,8 @@ fn an_attacker_gets_its_share_and_not_a_page_more() {
         node.eventually("the attacker's memory is gone", || node.used() == 0);
         let held = node.attack(&[mode, "--pieces", "40"]);
         assert!(node.used() <= 1024 * MIB, "{mode}: {}{}", held.said, node.figures());
-        if !matches!(*mode, "x32" | "flip") {
+        // A kernel may have no entry for x32 programs.
+        if !(*mode == "x32" && held.said.contains("ENOSYS")) {
             assert!(node.used() >= 960 * MIB, "{mode}: {}{}", held.said, node.figures());
         }
         assert!(node.figures().starts_with("privileged 0\n"), "{mode}: {}", node.figures());
@@ -223,8 +224,8 @@ fn memory_that_is_freed_can_be_had_again() {
     }
     let node = Node::new(128 * MIB);
     let held = node.attack(&["rounds", "--pieces", "500"]);
-    assert_eq!(held.said, "got 500 pieces: limit of pieces\n");
-    assert_eq!(node.used(), 0);
+    assert_eq!(held.said, "got 500 pieces: limit of pieces, then 2 at once\n");
+    assert_eq!(node.used(), 128 * MIB);
 }
 
 #[test]
@@ -293,11 +294,13 @@ fn a_keeper_or_worker_that_is_killed_loses_no_call_and_doubles_none() {
             // Now and then long enough for the next one to do something.
             std::thread::sleep(Duration::from_millis(kills * 7 % 40 + 3));
         }
-        assert_eq!(held.said, format!("got {rounds} pieces: limit of pieces\n"), "{role}, {kills} kills");
+        assert_eq!(
+            held.said,
+            format!("got {rounds} pieces: limit of pieces, then 2 at once\n"),
+            "{role}, {kills} kills"
+        );
         assert!(kills > 20, "{kills} kills of the {role}");
-        assert_eq!(node.used(), 0, "{role}: {}", node.figures());
-        // And the books are right: all can be had again.
-        drop(held);
+        assert_eq!(node.used(), 128 * MIB, "{role}: {}", node.figures());
     }
 }
 
@@ -334,6 +337,8 @@ fn without_keeper_and_worker_nothing_is_allocated() {
         both.is_empty()
     });
     node.eventually("its next call is answered", || held.has_spoken());
-    assert!(held.said.ends_with("Errno(ENOSYS)\n") || held.said.is_empty(), "{}", held.said);
+    // A FREE that fails ends it without a word, and with an error.
+    let failed = held.said.is_empty() && held.child.wait().is_ok_and(|status| !status.success());
+    assert!(failed || held.said.contains("Errno(ENOSYS)"), "{}", held.said);
     assert!(node.used() <= 512 * MIB, "{}", node.figures());
 }

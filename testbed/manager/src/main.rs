@@ -25,7 +25,7 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let version = args.driver.parse().ok().and_then(Era::of);
+    let version = args.driver.parse().ok().and_then(Era::for_version);
     let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
     let gpus = (0..args.gpus).map(|gpu| Gpu { uuid: [gpu + 1; 16], memory: args.memory << 20 }).collect();
     let session = mount(Manager::new(era, gpus), u64::from(args.gpus), &args.folder)

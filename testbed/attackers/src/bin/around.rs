@@ -26,7 +26,7 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let version = args.driver.parse().ok().and_then(Era::of);
+    let version = args.driver.parse().ok().and_then(Era::for_version);
     let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
     match args.socket {
         Some(socket) => {

@@ -62,7 +62,7 @@ enum Mode {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let version = args.driver.parse().ok().and_then(Era::of);
+    let version = args.driver.parse().ok().and_then(Era::for_version);
     let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
     let mut client = Client::open(&args.folder, era)?;
     let piece = args.piece << 10;
@@ -153,6 +153,11 @@ fn main() -> Result<()> {
         stop.store(true, Ordering::Relaxed);
         Ok(())
     })?;
+    if matches!(args.mode, Mode::Rounds) {
+        // All that was freed can be had again.
+        let again = (0..args.pieces).take_while(|_| client.memory(piece, 0).is_ok()).count();
+        why = format!("{why}, then {again} at once");
+    }
     println!("got {got} pieces: {why}");
     std::io::stdin().read_to_end(&mut Vec::new())?;
     drop(held);
