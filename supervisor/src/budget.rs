@@ -48,6 +48,11 @@ impl Page {
         unsafe { std::slice::from_raw_parts(start, size_of::<Self>()) }
     }
 
+    /// Whether nothing is charged in a slot.
+    pub fn is_clean(&self, slot: usize) -> bool {
+        self.slots[slot].charged.iter().all(|charged| charged.load(Ordering::SeqCst) == 0)
+    }
+
     /// Grants `bytes` of the GPU with this UUID as line `gpu`. Bytes below what is in use mean that nothing more
     /// is allocated.
     pub fn grant(&self, gpu: Gpu, uuid: &[u8; 16], bytes: u64) {

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use nix::sys::stat::{SFlag, fstat};
+use nix::sys::stat::{SFlag, fstat, major};
 
 /// A device's identity: of a device node its major and minor number, of any other file that of the file itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// The devices that these paths lead to. nvidia-uvm may be missing, where its module is not loaded.
+    /// The devices that these paths lead to. nvidia-uvm may be missing, where its module is not loaded. A device node
+    /// with the control device's major number is a GPU's: `gpus` names files that are no device nodes.
     ///
     /// # Errors
     /// When one of the others cannot be looked at.
@@ -56,8 +57,13 @@ impl Devices {
             one if one == self.control => FileKind::Control,
             one if Some(one) == self.uvm => FileKind::Uvm,
             one if self.gpus.contains(&one) => FileKind::Gpu,
+            Identity::Node(number) if self.is_of_the_driver(number) => FileKind::Gpu,
             _ => FileKind::Other,
         }
+    }
+
+    fn is_of_the_driver(&self, number: u64) -> bool {
+        matches!(self.control, Identity::Node(control) if major(control) == major(number))
     }
 }
 
@@ -65,4 +71,38 @@ fn identity(path: &Path) -> io::Result<Identity> {
     let metadata = fs::metadata(path)?;
     let is_node = metadata.file_type().is_char_device();
     Ok(if is_node { Identity::Node(metadata.rdev()) } else { Identity::File(metadata.dev(), metadata.ino()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_device_node_of_the_control_devices_driver_is_a_gpus() {
+        let devices = Devices::find(Path::new("/dev/null"), Path::new("/nowhere"), &[]).unwrap();
+        let kind = |path| devices.kind(File::open(path).unwrap());
+        assert_eq!(kind("/dev/null"), FileKind::Control);
+        assert_eq!(kind("/dev/zero"), FileKind::Gpu);
+        assert_eq!(kind("/proc/self/exe"), FileKind::Other);
+        assert_eq!(kind("/dev"), FileKind::Other);
+    }
+
+    #[test]
+    fn files_that_are_no_device_nodes_are_told_by_themselves() {
+        let folder = tempfile::tempdir().unwrap();
+        let [control, uvm, gpu, other] = ["a", "b", "c", "d"].map(|name| folder.path().join(name));
+        for path in [&control, &uvm, &gpu, &other] {
+            fs::write(path, "").unwrap();
+        }
+        let devices = Devices::find(&control, &uvm, &[&gpu]).unwrap();
+        let kind = |path: &Path| devices.kind(File::open(path).unwrap());
+        assert_eq!(
+            [&control, &uvm, &gpu, &other].map(|path| kind(path)),
+            [FileKind::Control, FileKind::Uvm, FileKind::Gpu, FileKind::Other]
+        );
+        assert_eq!(kind(Path::new("/dev/null")), FileKind::Other);
+        assert!(Devices::find(&folder.path().join("none"), &uvm, &[]).is_err());
+    }
 }

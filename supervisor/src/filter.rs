@@ -11,7 +11,7 @@ use crate::abi::{Era, UVM_MAP_EXTERNAL, alloc, control, duplicate, free, heap, n
 
 /// What happens to a call of RM's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Variant {
+enum Variant {
     /// The listener gets it. A program's own listener is refused with EBUSY.
     Reported,
     /// It fails with ENOTTY. Nobody has to answer, and seccomp(2) is left alone.
@@ -64,8 +64,20 @@ fn matched(era: &Era) -> Vec<u32> {
         .collect()
 }
 
-/// The filter's instructions.
-pub fn program(era: &Era, variant: Variant) -> Vec<sock_filter> {
+/// The instructions of the filter that reports the calls which a driver of this era takes.
+pub fn reported(era: &Era) -> Vec<sock_filter> {
+    program(&matched(era), Variant::Reported)
+}
+
+/// The instructions of the filter that denies the calls of every driver that is known.
+pub fn denied() -> Vec<sock_filter> {
+    let mut calls: Vec<u32> = Era::all().iter().flat_map(matched).collect();
+    calls.sort_unstable();
+    calls.dedup();
+    program(&calls, Variant::Denied)
+}
+
+fn program(calls: &[u32], variant: Variant) -> Vec<sock_filter> {
     const NUMBER_AND_SIZE: u32 = 0x3fff_00ff;
     let (nr, arch) = (offset_of!(libc::seccomp_data, nr), offset_of!(libc::seccomp_data, arch));
     // The lower halves of the first two arguments; the kernel ignores the upper half of an ioctl's number.
@@ -101,7 +113,7 @@ pub fn program(era: &Era, variant: Variant) -> Vec<sock_filter> {
         lines.push(Line::JumpIfEqual(UVM_MAP_EXTERNAL, Label::Matched, Label::Next));
     }
     lines.push(Line::And(NUMBER_AND_SIZE));
-    lines.extend(matched(era).into_iter().map(|call| Line::JumpIfEqual(call, Label::Matched, Label::Next)));
+    lines.extend(calls.iter().map(|call| Line::JumpIfEqual(*call, Label::Matched, Label::Next)));
     let errno = |errno: i32| libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
     let answer = match variant {
         Variant::Reported => libc::SECCOMP_RET_USER_NOTIF,
@@ -190,8 +202,8 @@ mod tests {
     fn calls_of_the_manager_are_matched_in_every_way_to_make_them() {
         let ways = [(ARCH_X86_64, 16), (ARCH_X86_64, 514 | X32), (ARCH_X86_64, 16 | X32), (ARCH_I386, 54)];
         for (version, long) in [("515.43.04", 40), ("530.41.03", 40), ("535.54.03", 48), ("580.142", 48)] {
-            for (variant, want) in [(Variant::Reported, NOTIFY), (Variant::Denied, NOTTY)] {
-                let program = program(era(version), variant);
+            for (program, want) in [(reported(era(version)), NOTIFY), (denied(), NOTTY)] {
+                let is_reported = want == NOTIFY;
                 for (arch, nr) in ways {
                     let ask = |command: u64| run(&program, arch, nr, [3, command]);
                     for (number, size) in [
@@ -208,15 +220,16 @@ mod tests {
                             assert_eq!(ask(command | odd), want, "{version} {command:x} {odd:x}");
                         }
                     }
-                    let map = if variant == Variant::Reported { NOTIFY } else { ALLOW };
+                    let map = if is_reported { NOTIFY } else { ALLOW };
                     assert_eq!(ask(33), map);
                     let other_long = if long == 40 { 48 } else { 40 };
+                    let others = u64::from(other_long as u32) << 16 | 0x2b;
+                    assert_eq!(ask(others), if is_reported { ALLOW } else { NOTTY }, "{version}");
                     for command in [
-                        0x5401,                                    // TCGETS
-                        0x802c_542a,                               // TCGETS2
-                        0x402c_542b,                               // TCSETS2
-                        0x541b,                                    // FIONREAD
-                        u64::from(other_long as u32) << 16 | 0x2b, // another era's
+                        0x5401,      // TCGETS
+                        0x802c_542a, // TCGETS2
+                        0x402c_542b, // TCSETS2
+                        0x541b,      // FIONREAD
                         0xc008_462b,
                     ] {
                         assert_eq!(ask(command), ALLOW, "{version} {command:x}");
@@ -230,8 +243,7 @@ mod tests {
     fn a_listener_of_the_programs_own_is_refused_where_calls_are_reported_alone() {
         let set = u64::from(libc::SECCOMP_SET_MODE_FILTER);
         let listen = u64::from(NEW_LISTENER);
-        let reported = program(era("580.142"), Variant::Reported);
-        let denied = program(era("580.142"), Variant::Denied);
+        let (reported, denied) = (reported(era("580.142")), denied());
         for (arch, nr) in [(ARCH_X86_64, 317), (ARCH_X86_64, 317 | X32), (ARCH_I386, 354)] {
             assert_eq!(run(&reported, arch, nr, [set, listen]), BUSY);
             assert_eq!(run(&reported, arch, nr, [set, listen | 1 << 5 | 0xffff_ffff_0000_0000]), BUSY);
@@ -243,7 +255,7 @@ mod tests {
 
     #[test]
     fn other_system_calls_and_other_machines_pass() {
-        let program = program(era("580.142"), Variant::Reported);
+        let program = reported(era("580.142"));
         for (arch, nr) in [(ARCH_X86_64, 0), (ARCH_X86_64, 54), (ARCH_I386, 16), (0xc000_00b7, 29)] {
             assert_eq!(run(&program, arch, nr, [3, 0xc030_462b]), ALLOW, "{arch:x} {nr}");
         }

@@ -1,17 +1,24 @@
 //! Descriptors and single words over Unix sockets.
 
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::fcntl::OFlag;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect,
-    recvmsg, sendmsg, socket,
+    recvmsg, sendmsg, setsockopt, socket,
+    sockopt::{ReceiveTimeout, SendTimeout},
 };
+use nix::sys::time::TimeVal;
 
 use crate::keeper::owned;
 
 const WORD: [u8; 1] = *b"g";
+/// How long a supervisor may take to answer.
+const PATIENCE: TimeVal = TimeVal::new(30, 0);
 
 /// Sends a descriptor.
 ///
@@ -60,14 +67,40 @@ pub fn receive_descriptor(from: impl AsFd) -> io::Result<Option<OwnedFd>> {
     Ok(descriptors.pop())
 }
 
-/// Hands a listener over to the supervisor at `path`, and waits until it serves it.
+/// A connection to the supervisor that listens at `path`.
 ///
 /// # Errors
-/// When nobody listens there, or it ends before it answers.
-pub fn hand_over(path: &Path, listener: impl AsFd) -> io::Result<()> {
+/// When nobody listens there.
+pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let connection = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
-    connect(connection.as_raw_fd(), &UnixAddr::new(path)?)?;
-    send_descriptor(&connection, listener)?;
-    receive_descriptor(&connection).map(drop)
+    // Whoever listens may be stopped, and the engine's call must not wait for ever.
+    setsockopt(&connection, ReceiveTimeout, &PATIENCE)?;
+    setsockopt(&connection, SendTimeout, &PATIENCE)?;
+    at_path(path, |address| Ok(connect(connection.as_raw_fd(), address)?))?;
+    Ok(connection)
+}
+
+/// Hands a listener over to a supervisor, and waits until it serves it.
+///
+/// # Errors
+/// When it ends before it answers.
+pub fn hand_over(connection: &OwnedFd, listener: impl AsFd) -> io::Result<()> {
+    send_descriptor(connection, listener)?;
+    receive_descriptor(connection).map(drop)
+}
+
+/// Does something with the address of a socket at `path`, which may be longer than the 107 bytes that an address has
+/// room for.
+///
+/// # Errors
+/// When the folder around it cannot be opened, and those of `what`.
+pub fn at_path<T>(path: &Path, what: impl FnOnce(&UnixAddr) -> io::Result<T>) -> io::Result<T> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let flags = (OFlag::O_PATH | OFlag::O_DIRECTORY).bits();
+    let folder = File::options().read(true).custom_flags(flags).open(folder)?;
+    let short = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);
+    what(&UnixAddr::new(&short)?)
 }

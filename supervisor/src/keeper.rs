@@ -49,6 +49,11 @@ impl Role {
             Self::Worker => "worker",
         }
     }
+
+    /// The role of this word.
+    pub fn named(word: &str) -> Option<Self> {
+        [Self::Keeper, Self::Worker].into_iter().find(|role| role.word() == word)
+    }
 }
 
 impl Holdings {
@@ -101,7 +106,8 @@ pub fn inherited(fd: RawFd) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Keeps until no process has a filter any more. `link` leads to the worker, if one runs.
+/// Keeps until no process has a filter any more. `link` leads to the process that started it: the worker, or who starts
+/// the supervisor and ends then.
 ///
 /// # Errors
 /// When the kernel refuses to wait.
@@ -109,6 +115,9 @@ pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
     /// How long the first listener may take, in milliseconds: whoever should bring it may have ended.
     const FIRST: u16 = 60_000;
     let mut link = link;
+    if let Some(link) = &link {
+        let _ = send_word(link); // whoever has ended meanwhile is found to be gone below
+    }
     let mut had_listeners = !holdings.listeners.is_empty();
     loop {
         if link.is_none() && !holdings.listeners.is_empty() {

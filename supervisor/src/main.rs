@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    gpushare_supervisor::program::main()
+    gpushare_supervisor::program::main(std::env::args().skip(1))
 }

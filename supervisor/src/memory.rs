@@ -1,10 +1,13 @@
 //! The memory that keeper and worker share, and which outlives both of its users' processes: books and journal.
 #![allow(unsafe_code)]
 
+use std::ops::Deref;
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 use nix::errno::Errno;
+use nix::sys::mman::munmap;
 
 use crate::books::{MOST_OBJECTS, Record};
 use crate::budget::Page;
@@ -48,6 +51,36 @@ pub fn map(file: impl AsFd) -> Result<Mapped, Errno> {
     // SAFETY: as above; it is an atomic.
     let touch = Touch(unsafe { &*touch });
     Ok(Mapped { entry, records, touch })
+}
+
+/// A lease's budget for who grants it, mapped while this value lives.
+#[derive(Debug)]
+pub struct OpenBudget(NonNull<Page>);
+
+impl OpenBudget {
+    /// Opens the budget in `file`, which has to be open for reading and writing.
+    ///
+    /// # Errors
+    /// As [`map_budget`].
+    pub fn of(file: impl AsFd) -> Result<Self, Errno> {
+        map_budget(file).map(|page| Self(NonNull::from(page)))
+    }
+}
+
+impl Deref for OpenBudget {
+    type Target = Page;
+
+    fn deref(&self) -> &Page {
+        // SAFETY: the mapping lives as long as this value. All fields are atomics.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for OpenBudget {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and no reference into it outlives the value.
+        let _ = unsafe { munmap(self.0.cast(), size_of::<Page>()) };
+    }
 }
 
 /// Maps a lease's budget, which other supervisors map too.

@@ -8,9 +8,10 @@ use std::process::ExitCode;
 
 use crate::abi::Era;
 use crate::books::Books;
-use crate::budget::Budget;
+use crate::budget::{Budget, MOST_SLOTS};
 use crate::calls::Race;
 use crate::devices::Devices;
+use crate::handover::{at_path, receive_descriptor};
 use crate::journal::Journal;
 use crate::keeper::{Holdings, Role, inherited, keep};
 use crate::kernel::Kernel;
@@ -22,11 +23,15 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, listen, socket};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{chdir, setsid};
 
-/// What the command line says. Descriptors are there where one of the two starts the other.
+/// The word by which the runtime wrapper starts a container's supervisor.
+pub const START: &str = "start";
+
+/// What the command line says. Descriptors are there where one of the two roles starts the other, paths where the
+/// wrapper starts both.
 #[derive(Default)]
 struct Args {
     driver: String,
@@ -34,8 +39,8 @@ struct Args {
     uvm: PathBuf,
     gpus: Vec<PathBuf>,
     slot: usize,
-    socket_path: Option<PathBuf>,
-    budget_path: Option<PathBuf>,
+    socket_path: PathBuf,
+    budget_path: PathBuf,
     link: Option<i32>,
     memory: Option<i32>,
     budget: Option<i32>,
@@ -45,9 +50,9 @@ struct Args {
     common: Vec<String>,
 }
 
-/// Runs the program with the words of its command line.
-pub fn main() -> ExitCode {
-    match run() {
+/// Runs the program with the words behind its name.
+pub fn main(words: impl Iterator<Item = String>) -> ExitCode {
+    match run(words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("gpushare-supervisor: {error:#}");
@@ -56,43 +61,77 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<()> {
-    let mut words = std::env::args().skip(1);
-    let role = match words.next().as_deref() {
-        Some("keeper") => Role::Keeper,
-        Some("worker") => Role::Worker,
-        _ => bail!("the runtime wrapper starts this program; it does nothing by itself"),
-    };
+fn run(mut words: impl Iterator<Item = String>) -> Result<()> {
+    let first = words.next().unwrap_or_default();
+    let role = Role::named(&first);
+    if role.is_none() && first != START {
+        bail!("the runtime wrapper starts this program; it does nothing by itself");
+    }
     let args = Args::parse(words)?;
     let version = args.driver.parse().ok().and_then(Era::for_version);
     let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
     let gpus: Vec<&Path> = args.gpus.iter().map(PathBuf::as_path).collect();
     let devices = Devices::find(&args.control, &args.uvm, &gpus).context("the driver's device files")?;
     leave_the_caller();
+    if role.is_none() {
+        sys::close_inherited();
+    }
     rights::drop_all_but_needed().context("capabilities")?;
     let link = args.link.map(inherited).transpose()?;
-    let holdings = args.holdings()?;
     match role {
-        Role::Keeper => keep(holdings, link).context("keeper"),
-        Role::Worker => {
-            // Until an earlier worker has ended: books and journal have one writer.
-            await_turn(&holdings.memory).context("the last worker")?;
-            let Mapped { entry, records, touch } = memory::map(&holdings.memory)?;
-            let page = memory::map_budget(&holdings.budget)?;
-            let books = Books::open(records);
-            let parts = (books, Budget::new(page, args.slot), Journal::open(entry));
-            let on_race = Box::new(|race: &Race, processes: &[&OwnedFd]| {
-                // Below the limit it is charged, and nobody else's memory is at stake.
-                for process in processes.iter().filter(|_| race.is_above) {
-                    let _ = sys::kill(process.as_fd());
-                }
-            });
-            let kernel = Kernel::new(args.control);
-            Worker::new(era, (devices, kernel), parts, (Peer { holdings, link }, touch), on_race)
-                .run()
-                .context("worker")
-        }
+        None => start(&args),
+        Some(Role::Keeper) => keep(args.holdings()?, link).context("keeper"),
+        Some(Role::Worker) => work(args, era, devices, link).context("worker"),
     }
+}
+
+/// Starts the keeper of a container, and returns when it takes listeners.
+fn start(args: &Args) -> Result<()> {
+    if !sys::can_listen() || !sys::notification_fits() {
+        bail!("this kernel cannot report system calls as the supervisor needs it (5.19 or newer)");
+    }
+    let memory = memfd_create("gpushare-supervisor", MFdFlags::MFD_CLOEXEC)?;
+    nix::unistd::ftruncate(&memory, i64::try_from(memory::SIZE)?)?;
+    let budget = open(&args.budget_path).with_context(|| format!("budget {}", args.budget_path.display()))?;
+    let slot = claim_slot(&budget).context("budget")?;
+    let socket =
+        listen_at(&args.socket_path).with_context(|| format!("socket {}", args.socket_path.display()))?;
+    let mut words = args.common.clone();
+    words.extend(["--slot".to_owned(), slot.to_string()]);
+    let holdings = Holdings { memory, budget, socket, listeners: Vec::new(), words };
+    let link = holdings.start(Role::Keeper).context("keeper")?;
+    let _ = receive_descriptor(&link).context("the keeper ended at once")?;
+    Ok(())
+}
+
+/// Takes the first slot of a lease's budget that no living supervisor has. It belongs to the open file, which keeper
+/// and worker have in common.
+fn claim_slot(budget: &OwnedFd) -> Result<usize> {
+    let page = memory::map_budget(budget)?;
+    let is_free = |slot: &usize| sys::lock_byte(budget.as_fd(), *slot).is_ok();
+    // What a supervisor left behind that was killed stays charged while there are other slots.
+    let (clean, used): (Vec<usize>, Vec<usize>) = (0..MOST_SLOTS).partition(|slot| page.is_clean(*slot));
+    let found = clean.into_iter().chain(used).find(is_free);
+    found.with_context(|| format!("the lease has {MOST_SLOTS} containers already"))
+}
+
+fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) -> Result<()> {
+    let holdings = args.holdings()?;
+    // Until an earlier worker has ended: books and journal have one writer.
+    await_turn(&holdings.memory).context("the last worker")?;
+    let Mapped { entry, records, touch } = memory::map(&holdings.memory)?;
+    let page = memory::map_budget(&holdings.budget)?;
+    let books = Books::open(records);
+    let parts = (books, Budget::new(page, args.slot), Journal::open(entry));
+    let on_race = Box::new(|race: &Race, processes: &[&OwnedFd]| {
+        // Below the limit it is charged, and nobody else's memory is at stake.
+        for process in processes.iter().filter(|_| race.is_above) {
+            let _ = sys::kill(process.as_fd());
+        }
+    });
+    let kernel = Kernel::new(args.control);
+    Worker::new(era, (devices, kernel), parts, (Peer { holdings, link }, touch), on_race).run()?;
+    Ok(())
 }
 
 /// Waits for the lock that one worker at a time holds until its end.
@@ -117,6 +156,8 @@ fn leave_the_caller() {
     }
     let _ = setsid(); // it may lead a session already
     let _ = chdir("/");
+    // Without it the container's calls would fail. Some machines do not let root say so.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
 }
 
 impl Args {
@@ -131,8 +172,8 @@ impl Args {
                 "--budget" => args.budget = Some(number()?),
                 "--socket" => args.socket = Some(number()?),
                 "--listener" => args.listeners.push(number()?),
-                "--socket-path" => args.socket_path = Some(value.into()),
-                "--budget-path" => args.budget_path = Some(value.into()),
+                "--socket-path" => args.socket_path = value.into(),
+                "--budget-path" => args.budget_path = value.into(),
                 _ => {
                     args.common.extend([flag.clone(), value.clone()]);
                     match flag.as_str() {
@@ -149,26 +190,12 @@ impl Args {
         Ok(args)
     }
 
-    /// The descriptors that were inherited, or the first ones of this container.
+    /// The descriptors that the other role left this process.
     fn holdings(&self) -> Result<Holdings> {
-        let memory = match self.memory {
-            Some(fd) => inherited(fd)?,
-            None => {
-                let memory = memfd_create("gpushare-supervisor", MFdFlags::MFD_CLOEXEC)?;
-                nix::unistd::ftruncate(&memory, i64::try_from(memory::SIZE)?)?;
-                memory
-            }
-        };
-        let budget = match (self.budget, &self.budget_path) {
-            (Some(fd), _) => inherited(fd)?,
-            (None, Some(path)) => open(path).with_context(|| format!("budget {}", path.display()))?,
-            (None, None) => bail!("no budget"),
-        };
-        let socket = match (self.socket, &self.socket_path) {
-            (Some(fd), _) => inherited(fd)?,
-            (None, Some(path)) => bound(path).with_context(|| format!("socket {}", path.display()))?,
-            (None, None) => bail!("no socket"),
-        };
+        let one = |fd: Option<i32>, what| inherited(fd.context(what)?).context(what);
+        let memory = one(self.memory, "--memory")?;
+        let budget = one(self.budget, "--budget")?;
+        let socket = one(self.socket, "--socket")?;
         let listeners = self.listeners.iter().map(|fd| inherited(*fd)).collect::<Result<_, _>>()?;
         Ok(Holdings { memory, budget, socket, listeners, words: self.common.clone() })
     }
@@ -180,15 +207,13 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     File::options().read(true).write(true).custom_flags(flags).open(path).map(OwnedFd::from)
 }
 
-/// A socket at `path`, which is there once it listens, so that whoever sees it can connect.
-fn bound(path: &Path) -> io::Result<OwnedFd> {
+/// A socket that listens at `path`, which is nobody else's.
+fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-    let unfinished = path.with_extension("new");
     let old = umask(Mode::from_bits_truncate(0o177));
-    let done = bind(socket.as_raw_fd(), &UnixAddr::new(&unfinished)?);
+    let done = at_path(path, |address| Ok(bind(socket.as_raw_fd(), address)?));
     umask(old);
     done?;
     listen(&socket, Backlog::MAXCONN)?;
-    std::fs::rename(&unfinished, path)?;
     Ok(socket)
 }

@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, c_int, c_long, c_uint, c_ulong};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
@@ -56,8 +57,11 @@ fn install(program: &mut [libc::sock_filter], flags: c_ulong) -> c_long {
     unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) }
 }
 
-/// Whether the kernel can report calls in the way that the supervisor needs.
+/// Whether the kernel can report calls in the way that the supervisor needs, on a machine whose calls it knows.
 pub fn can_listen() -> bool {
+    if cfg!(not(target_arch = "x86_64")) {
+        return false;
+    }
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
     let nothing: *const libc::sock_fprog = std::ptr::null();
     // SAFETY: the kernel checks the flags, and then finds no program.
@@ -169,6 +173,28 @@ fn set_timer(microseconds: u32) {
     let timer = libc::itimerval { it_interval: zero, it_value: value };
     // SAFETY: the kernel reads the structure, which outlives the call, and writes nothing.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+}
+
+/// Locks one byte of an open file for whoever has that file, until the last of them closes it.
+///
+/// # Errors
+/// EAGAIN where somebody has it who opened the file by himself.
+pub(crate) fn lock_byte(file: BorrowedFd, at: usize) -> Result<(), Errno> {
+    let short = |number: c_int| libc::c_short::try_from(number).unwrap_or(libc::c_short::MAX);
+    let wanted = libc::flock {
+        l_type: short(libc::F_WRLCK),
+        l_whence: short(libc::SEEK_SET),
+        l_start: i64::try_from(at).map_err(|_| Errno::EINVAL)?,
+        l_len: 1,
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&wanted)).map(drop)
+}
+
+/// Closes every descriptor but the three standard ones.
+pub(crate) fn close_inherited() {
+    // SAFETY: nothing of this process has opened a file yet.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, 0) };
 }
 
 /// Random bits from the kernel; the address of the stack where it has none yet.

@@ -92,6 +92,11 @@ impl Era {
         ERAS.iter().rev().find(|era| is_compared && era.first <= version)
     }
 
+    /// All that are known.
+    pub const fn all() -> &'static [Self] {
+        &ERAS
+    }
+
     /// Whether RM takes an allocation of `size` bytes.
     pub fn has_alloc_size(&self, size: usize) -> bool {
         size == alloc::SHORT || size == self.long

@@ -25,7 +25,6 @@ struct Node {
     // Unmounted before the folder goes.
     _session: Box<dyn Send>,
     folder: TempDir,
-    keeper: Child,
 }
 
 /// Whether the kernel can mount the simulated manager. Where everything must be tested, it has to.
@@ -55,15 +54,13 @@ impl Node {
         let budget = folder.path().join("budget");
         let file = File::create_new(&budget).expect("a file");
         file.write_all_at(page.as_bytes(), 0).expect("room for the budget");
-        let mut keeper = Command::new(env!("CARGO_BIN_EXE_supervisor"));
-        keeper.arg("keeper").args(["--driver", driver]).arg("--budget-path").arg(&budget);
-        keeper.arg("--socket-path").arg(folder.path().join("socket")).args(["--slot", "0"]);
-        keeper.arg("--control").arg(dev.join("nvidiactl")).arg("--uvm").arg(dev.join("nvidia-uvm"));
-        keeper.arg("--gpu").arg(dev.join("nvidia0"));
-        let keeper = keeper.spawn().expect("the supervisor starts");
-        let node = Self { _session: Box::new(session), folder, keeper };
-        node.eventually("the supervisor listens", || node.folder.path().join("socket").exists());
-        node
+        let mut start = Command::new(env!("CARGO_BIN_EXE_supervisor"));
+        start.arg("start").args(["--driver", driver]).arg("--budget-path").arg(&budget);
+        start.arg("--socket-path").arg(folder.path().join("socket"));
+        start.arg("--control").arg(dev.join("nvidiactl")).arg("--uvm").arg(dev.join("nvidia-uvm"));
+        start.arg("--gpu").arg(dev.join("nvidia0"));
+        assert!(start.status().expect("the supervisor starts").success());
+        Self { _session: Box::new(session), folder }
     }
 
     fn eventually(&self, what: &str, mut holds: impl FnMut() -> bool) {
@@ -124,7 +121,6 @@ impl Drop for Node {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
-        let _ = self.keeper.wait();
         // What is being killed may still have a file of it.
         let _ = umount2(&self.folder.path().join("dev"), MntFlags::MNT_DETACH);
     }

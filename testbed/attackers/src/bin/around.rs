@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::Parser;
 use gpushare_supervisor::abi::Era;
-use gpushare_supervisor::filter::{Variant, program};
-use gpushare_supervisor::handover::hand_over;
+use gpushare_supervisor::filter::{denied, reported};
+use gpushare_supervisor::handover::{connect_to, hand_over};
 use gpushare_supervisor::sys::{install_with_listener, install_without_listener};
 
 /// Becomes a program under the supervisor's filter.
@@ -30,10 +30,11 @@ fn main() -> Result<()> {
     let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
     match args.socket {
         Some(socket) => {
-            let listener = install_with_listener(&mut program(era, Variant::Reported)).context("filter")?;
-            hand_over(&socket, listener).context("hand over")?;
+            let connection = connect_to(&socket).context("socket")?;
+            let listener = install_with_listener(&mut reported(era)).context("filter")?;
+            hand_over(&connection, listener).context("hand over")?;
         }
-        None => install_without_listener(&mut program(era, Variant::Denied)).context("filter")?,
+        None => install_without_listener(&mut denied()).context("filter")?,
     }
     let (name, rest) = args.words.split_first().context("no program")?;
     Err(Command::new(name).args(rest).exec().into())
