@@ -14,6 +14,8 @@ SMALL   := $(WHOLE) CARGO_PROFILE_RELEASE_OPT_LEVEL=s CARGO_PROFILE_RELEASE_PANI
 LEAN    := CARGO_PROFILE_RELEASE_OPT_LEVEL=s
 VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 
+# What containers' starts run.
+STATICS := gpushare-runtime gpushare-hook gpushare-supervisor
 SHIMS := gpushare-intercept-cuda gpushare-intercept-nvml
 # The simulated driver: kernels run in it.
 DRIVER := gpushare-simulator-cuda gpushare-simulator-nvml
@@ -28,14 +30,14 @@ help: ## This list.
 	@awk -F ':[^#]*## ' '/^[a-z-]+:[^=]*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo 'Variables: PREFIX, DESTDIR (install, uninstall), FILTER (bench), SECONDS, TARGETS (fuzz), CARGO.'
 
-# Wrapper and hook are static; the injected libraries have a profile of their own (no_std, no unwinding). All that is
+# Wrapper, hook and supervisor are static; the injected libraries have a profile of their own (no_std, no unwinding). All that is
 # shipped ends up in target/release, target/lib and target/share, laid out as it is installed.
 build: ## All that ships, into target/release, lib and share.
 	$(LEAN) $(CARGO) build --release --locked -p gpushare -p gpushare-simulator
 	$(CARGO) build --release --locked $(DRIVER:%=-p %) -p gpushare-tests-client
-	$(SMALL) $(CARGO) build --release --locked --target $(TARGET) -p gpushare-runtime -p gpushare-hook
+	$(SMALL) $(CARGO) build --release --locked --target $(TARGET) $(STATICS:%=-p %)
 	$(CARGO) build --profile shim --locked $(SHIMS:%=-p %)
-	install -m 755 target/$(TARGET)/release/gpushare-runtime target/$(TARGET)/release/gpushare-hook target/release/
+	install -m 755 $(STATICS:%=target/$(TARGET)/release/%) target/release/
 	install -d target/lib/gpushare
 	install -m 644 target/shim/libgpushare_intercept_cuda.so target/lib/gpushare/libcuda.so.1
 	install -m 644 target/shim/libgpushare_intercept_nvml.so target/lib/gpushare/libnvidia-ml.so.1
@@ -51,12 +53,12 @@ arm64: export CC_aarch64_unknown_linux_gnu := aarch64-linux-gnu-gcc
 arm64: ## All that ships for arm64, into target/arm64, untested on such a machine; unit tests under qemu.
 	$(LEAN) $(CARGO) build --release --locked --target $(ARM64) -p gpushare -p gpushare-simulator
 	$(CARGO) build --release --locked --target $(ARM64) -p gpushare-kube $(DRIVER:%=-p %)
-	$(SMALL) $(CARGO) build --release --locked --target $(ARM64) -p gpushare-runtime -p gpushare-hook
+	$(SMALL) $(CARGO) build --release --locked --target $(ARM64) $(STATICS:%=-p %)
 	CC=aarch64-linux-gnu-gcc RUSTFLAGS="-C target-feature=-outline-atomics" \
 	    $(CARGO) build --profile shim --locked --target $(ARM64) $(SHIMS:%=-p %)
 	$(LEAN) $(CARGO) build --release --locked -p gpushare
 	install -d target/arm64/release target/arm64/lib/gpushare
-	cd target/$(ARM64)/release && install -m 755 gpushare gpushare-kube gpushare-runtime gpushare-hook gpushare-simulator \
+	cd target/$(ARM64)/release && install -m 755 gpushare gpushare-kube $(STATICS) gpushare-simulator \
 	    libgpushare_simulator_cuda.so libgpushare_simulator_nvml.so ../../arm64/release/
 	install -m 644 target/$(ARM64)/shim/libgpushare_intercept_cuda.so target/arm64/lib/gpushare/libcuda.so.1
 	install -m 644 target/$(ARM64)/shim/libgpushare_intercept_nvml.so target/arm64/lib/gpushare/libnvidia-ml.so.1

@@ -107,7 +107,7 @@ put 644 "$top/config/gpushare.toml" "$root/share/gpushare"
     put 644 "$top/config/gpushare.toml" "$destdir/etc/gpushare"
 
 [ -n "$destdir" ] || note_installed "$prefix"
-for program in gpushare-simulator gpushare gpushare-hook gpushare-runtime; do
+for program in gpushare-simulator gpushare gpushare-supervisor gpushare-hook gpushare-runtime; do
     put 755 "$built/release/$program" "$root/bin"
 done
 

@@ -17,7 +17,7 @@ import time
 # What packaging/install.sh installs; further ones are named by the caller.
 PROGRAMS = [
     "gpushare", "gpushare-hook", "gpushare-intercept-cuda", "gpushare-intercept-nvml", "gpushare-runtime",
-    "gpushare-simulator", "gpushare-simulator-cuda", "gpushare-simulator-nvml",
+    "gpushare-simulator", "gpushare-simulator-cuda", "gpushare-simulator-nvml", "gpushare-supervisor",
 ]
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The crates that are linked in differ by architecture; package.sh says which.
@@ -112,7 +112,7 @@ def compiled_in(packages):
     text = next((read(path) for path in LGPL if os.path.exists(path)), None)
     if text is None:
         fail(f"no text of the licence of glibc, which the static programs contain: none of {', '.join(LGPL)} is there")
-    note = "Linked into gpushare-runtime and gpushare-hook; with their sources, `make build` links another one.\n\n"
+    note = "Linked into gpushare-runtime, gpushare-hook and gpushare-supervisor; with their sources, `make build` links another one.\n\n"
     yield component("glibc", version, "LGPL-2.1-or-later", f"pkg:generic/glibc@{version}"), note + text
 
 

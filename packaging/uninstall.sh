@@ -30,7 +30,7 @@ gone() {
 if ! { [ -z "$destdir" ] && another "$prefix"; } && [ -e "$settings" ] && cmp -s "$settings" "$root/share/gpushare/gpushare.toml"; then
     rm -f "$settings"
 fi
-for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator; do
+for program in gpushare gpushare-runtime gpushare-hook gpushare-supervisor gpushare-simulator; do
     gone "$root/bin/$program"
 done
 # Manual pages, completions and the like.

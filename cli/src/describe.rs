@@ -118,6 +118,7 @@ fn print(
         line("note", note)?;
     }
     line("mode", share.mode)?;
+    line("held by", share.held_by)?;
     for part in &share.parts {
         let size = |bytes: u64| gpushare_inventory::DeviceMemory::from_bytes(bytes).to_string();
         let memory = match (part.memory_bytes, part.limit_bytes) {

@@ -9,7 +9,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 use gpushare_config::{Config, OnCheating};
-use gpushare_inject::{DriverLimiter, DriverLimits, MpsFolder, Region, is_served, one_line, out_of_service};
+use gpushare_inject::{
+    DriverLimiter, DriverLimits, MpsFolder, Region, SupervisorMode, can_supervise, is_served, one_line,
+    out_of_service,
+};
 use gpushare_inventory::{Faults, Gpu, Node};
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
 use gpushare_request::ComputePolicy;
@@ -262,6 +265,7 @@ fn driver(config: &Config) -> Vec<Finding> {
         });
     }
     findings.extend(driver_limit(config.driver_limits, &node.driver.version));
+    findings.extend(supervisor(config.supervisor_mode, &config.paths.supervisor, &node));
     findings.push(device_nodes(config, &node));
     findings.push(device_links(config));
     if let Ok(state) = StateFolder::open(&config.paths.state) {
@@ -290,6 +294,19 @@ fn driver_limit(wanted: DriverLimits, driver: &str) -> Option<Finding> {
         (_, Ok(())) => ok(check, "is set beside the libraries' (inject.driver_limit)"),
         (DriverLimits::Auto, Err(why)) => warning(check, format!("{why}; only the libraries limit memory")),
         (DriverLimits::Required, Err(why)) => failure(check, format!("{why}; every share is refused")),
+    })
+}
+
+/// The supervisor, where the settings ask for it.
+fn supervisor(wanted: SupervisorMode, program: &Path, node: &Node) -> Option<Finding> {
+    let check = "supervisor";
+    Some(match (wanted, can_supervise(program, node)) {
+        (SupervisorMode::Off, _) => return None,
+        (_, Ok(())) => ok(check, "holds the memory of shares (supervisor.mode)"),
+        (SupervisorMode::Auto, Err(why)) => {
+            warning(check, format!("{why}; libraries hold the memory of shares"))
+        }
+        (SupervisorMode::Required, Err(why)) => failure(check, format!("{why}; every share is refused")),
     })
 }
 

@@ -94,7 +94,7 @@ pub fn look_once(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Violati
     let mut kept = Kept::of(&node, config, state);
     kept.hold(&shares);
     let mut watch = Watch::default();
-    let intercepted = shares.iter().filter(|lease| lease.enforcement.terms().is_intercepted);
+    let intercepted = shares.iter().filter(|lease| lease.needs_libraries());
     let mut found: Vec<Violation> =
         intercepted.flat_map(|lease| watch.look(state, lease, &libcuda, &HashSet::new())).collect();
     found.extend(watch::file_leases(&kept, &mut Owners::default(), &shares));

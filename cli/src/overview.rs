@@ -96,6 +96,8 @@ pub struct ShareView {
     pub project: String,
     /// `share`, `mps`, `time-slice` or `exclusive`.
     pub mode: &'static str,
+    /// Who keeps its memory within the limit: `supervisor`, `library`, `driver` or `nobody`.
+    pub held_by: &'static str,
     /// `reserved`, `active` or `gone`.
     pub state: &'static str,
     /// Seconds since 1970.
@@ -408,6 +410,7 @@ fn share(lease: &Lease, seen: &Seen, node: &Node, violations: &[Violation]) -> S
         image: member.called.image.clone().unwrap_or_default(),
         project: member.called.project.clone().unwrap_or_default(),
         mode: lease.enforcement.terms().company.mode().name(),
+        held_by: lease.held_by().name(),
         state: ps::state(lease),
         granted_at: lease.granted_at,
         pid: ps::first_pid(lease),

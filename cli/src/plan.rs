@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, DriverLimiter, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder,
-    admit, admit_mode, beside_sick, clear, look_up_allocation, look_up_claim, missing_interpreters, pod_of,
-    refuse_previous_plan, take_out_driver, too_little,
+    admit, admit_mode, beside_sick, clear, decide, look_up_allocation, look_up_claim, missing_interpreters,
+    pod_of, refuse_previous_plan, take_out_driver, too_little,
 };
 use gpushare_inventory::{DeviceMemory, Node};
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
@@ -46,6 +46,8 @@ pub struct Planned {
     priority: Option<u8>,
     /// `fixed`, `burst` or `none`.
     compute_policy: Option<&'static str>,
+    /// Who would keep its memory within the limit: `supervisor`, `library` or `nobody`.
+    held_by: Option<&'static str>,
     /// Whether the driver's own limit would be set, too.
     driver_limit: bool,
     /// What would change in config.json: devices, mounts, hooks, variables.
@@ -101,6 +103,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
         request.notes.push(OF_THE_POD.to_owned());
     }
     admit_mode(&json, &request, &state)?;
+    decide(&mut request, (programs.supervisor_mode, programs.supervisor), &node, (&json, false))?;
     clear(&mut json, &request, false)?;
     take_out_driver(&mut json, &node.driver.sources());
     let grants = match container.reserved() {
@@ -132,6 +135,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
             memory_limit_bytes: lease.elastic.map(|bounds| bounds.most.bytes()),
             priority: Some(lease.priority.level()),
             compute_policy: Some(lease.compute_policy.name()),
+            held_by: Some(lease.enforcement_for(&request).terms().held_by.name()),
             driver_limit: plan.limiter.is_some(),
             edits: Some(serde_json::to_value(&plan)?),
         })?);
@@ -145,6 +149,7 @@ pub fn of(request: &Request, lease: &Lease, node: &Node, programs: &Programs, im
     let files = HostFiles::gather(request, extent, &node.driver, programs, image)?;
     let limiter = DriverLimiter::of(programs, &node.driver.version, lease, request)?;
     let parts = PlanParts {
+        driver_version: &node.driver.version,
         gpus: &node.gpus,
         nodes: &node.nodes,
         files: &files,
@@ -248,6 +253,7 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
         let most = bounds.most;
         writeln!(out, "granted   up to {most} on each GPU while it has that (needs gpushare meter)")?;
     }
+    writeln!(out, "held by   {}", lease.enforcement_for(request).terms().held_by.name())?;
     if let Some(limiter) = &plan.limiter {
         let else_what = if limiter.is_required { "is refused" } else { "goes without" };
         writeln!(

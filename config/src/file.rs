@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpushare_inject::{DriverLimits, ExtraMount};
+use gpushare_inject::{DriverLimits, ExtraMount, SupervisorMode};
 use gpushare_inventory::{DeviceMemory, GpuUuid, LeftOut, Roots};
 use gpushare_quota::{Admission, Placement};
 use gpushare_request::ShareName;
@@ -33,6 +33,9 @@ const USER_NAMESPACES: [(&str, bool); 2] = [("allow", false), ("deny", true)];
 /// Whether the driver limits containers, too.
 const DRIVER_LIMITS: [(&str, DriverLimits); 3] =
     [("off", DriverLimits::Off), ("auto", DriverLimits::Auto), ("require", DriverLimits::Required)];
+/// Whether supervisors hold memory.
+const SUPERVISOR_MODES: [(&str, SupervisorMode); 3] =
+    [("off", SupervisorMode::Off), ("auto", SupervisorMode::Auto), ("required", SupervisorMode::Required)];
 /// Whether MPS has a card for its server alone.
 const MPS_COMPUTE_MODE: [(&str, bool); 2] = [("exclusive", true), ("unchanged", false)];
 /// Whether a rule ends containers.
@@ -54,6 +57,7 @@ pub(crate) struct File {
     quota: QuotaSection,
     rules: RulesSection,
     inject: InjectSection,
+    supervisor: SupervisorSection,
     mps: MpsSection,
     cdi: CdiSection,
     kubernetes: KubernetesSection,
@@ -79,6 +83,7 @@ struct PathsSection {
     cache: PathBuf,
     hook: PathBuf,
     cli: PathBuf,
+    supervisor: PathBuf,
     libraries: PathBuf,
 }
 
@@ -119,6 +124,12 @@ struct InjectSection {
     driver_limit: String,
     mounts: Vec<MountEntry>,
     leave_out: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct SupervisorSection {
+    mode: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -332,6 +343,7 @@ impl File {
                 &USER_NAMESPACES,
             )?,
             driver_limits: checked("inject.driver_limit", &self.inject.driver_limit, &DRIVER_LIMITS)?,
+            supervisor_mode: checked("supervisor.mode", &self.supervisor.mode, &SUPERVISOR_MODES)?,
             left_out: left_out(self.inject.leave_out)?,
             mps_is_exclusive: checked("mps.compute_mode", &self.mps.compute_mode, &MPS_COMPUTE_MODE)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,
@@ -362,6 +374,10 @@ impl File {
                 cache: absolute("paths.cache", self.paths.cache)?,
                 hook: absolute("paths.hook", beside(self.paths.hook, base.join("gpushare-hook")))?,
                 cli: absolute("paths.cli", beside(self.paths.cli, base.join("gpushare")))?,
+                supervisor: absolute(
+                    "paths.supervisor",
+                    beside(self.paths.supervisor, base.join("gpushare-supervisor")),
+                )?,
                 libraries: absolute("paths.libraries", beside(self.paths.libraries, libraries(base)))?,
             },
         })

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpushare_inject::{DriverLimits, Programs, Settings};
+use gpushare_inject::{DriverLimits, Programs, Settings, SupervisorMode};
 use gpushare_inventory::{DeviceMemory, GpuUuid, LeftOut, Roots, cdi_devices};
 use gpushare_quota::Admission;
 use gpushare_request::{Container, Policy, cdi_names};
@@ -50,6 +50,8 @@ pub struct Config {
     pub left_out: Vec<String>,
     /// Whether containers with a share are kept from creating user namespaces.
     pub denies_user_namespaces: bool,
+    /// Whether supervisors hold the memory of containers with a share.
+    pub supervisor_mode: SupervisorMode,
     /// Whether the driver limits containers with a share, too.
     pub driver_limits: DriverLimits,
     /// Whether `gpushare mps serve` sets a card's compute mode while MPS has it, so that the driver refuses
@@ -82,6 +84,8 @@ pub struct Paths {
     pub hook: PathBuf,
     /// The program `gpushare`.
     pub cli: PathBuf,
+    /// The program `gpushare-supervisor`.
+    pub supervisor: PathBuf,
     /// The folder of the injected libraries as installed.
     pub libraries: PathBuf,
 }
@@ -207,6 +211,8 @@ impl Config {
             log: self.log.arguments(),
             cli: &self.paths.cli,
             settings: file,
+            supervisor_mode: self.supervisor_mode,
+            supervisor: &self.paths.supervisor,
             driver_limits: self.driver_limits,
         }
     }

@@ -280,6 +280,7 @@ mod tests {
             handed_capabilities: std::collections::BTreeSet::new(),
             denies_user_namespaces: false,
             limiter: None,
+            supervised: None,
             loader_cache: CacheChange::None,
             interpreters: Vec::new(),
             folders: BTreeSet::new(),

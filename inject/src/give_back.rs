@@ -4,6 +4,7 @@
 use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, StateFolder, Store, StoreError, Swept};
 
 use crate::region::Region;
+use crate::supervision::Record;
 use crate::used::open_measured;
 
 /// Which containers may lose their share.
@@ -78,6 +79,7 @@ pub fn forget_ended(state: &StateFolder, store: &Store) -> Result<(), StoreError
     let regions = Region::existing(state.path());
     let living = store.leases()?;
     for id in regions.into_iter().filter(|id| !living.iter().any(|lease| lease.id == *id)) {
+        Record::remove_all(state.path(), id);
         Region::of(state.path(), id).remove();
     }
     Ok(())
@@ -91,6 +93,9 @@ pub fn forget_swept(state: &StateFolder, swept: &Swept) {
 /// Removes what the state folder keeps for a container, and with the lease's last container the region.
 fn forget(state: &StateFolder, lease: i64, key: &LeaseKey, left: Release) {
     let region = Region::of(state.path(), lease);
+    if left != Release::Nothing {
+        Record::remove(state.path(), key, lease);
+    }
     match left {
         Release::Nothing => {}
         Release::Left => region.leave(&key.container),

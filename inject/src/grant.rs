@@ -40,6 +40,7 @@ use crate::region::{Region, RegionError};
 use crate::requirement::{Offer, RequirementError, Requirements};
 use crate::rights;
 use crate::settings::{Programs, Settings};
+use crate::supervision::{SupervisionError, SupervisorMode, check_lease, decide};
 use crate::used::open_measured;
 
 /// A container that asks for a share.
@@ -158,6 +159,9 @@ pub enum GrantError {
     /// The driver's own limit is required, and there is none.
     #[error(transparent)]
     DriverLimit(#[from] DriverLimitError),
+    /// No supervisor can hold the container.
+    #[error(transparent)]
+    Supervision(#[from] SupervisionError),
     /// The plan cannot be made.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -243,6 +247,11 @@ pub fn known_node(state: &StateFolder, settings: &Settings) -> Result<Node, Gran
     Ok(node.with_totals(&totals).without_faulty(&Faults::load(state.path()))?)
 }
 
+/// The settings of the supervisor.
+fn supervisor<'a>(programs: &Programs<'a>) -> (SupervisorMode, &'a Path) {
+    (programs.supervisor_mode, programs.supervisor)
+}
+
 /// All that a grant depends on besides the quota store: the container's request, its image, and the node.
 struct Facts<'a> {
     state: StateFolder,
@@ -271,13 +280,15 @@ impl<'a> Facts<'a> {
         let container = allocated.as_ref().unwrap_or(container);
         let request = read(container, settings.policy, &node.gpus);
         let request = request.map_err(|error| beside_sick(error.into(), &node))?;
-        let request = request.ok_or(RequestError::NoShare)?;
+        let mut request = request.ok_or(RequestError::NoShare)?;
         // Before anybody is ended for it (rules.preemption).
         let is_limited = Enforcement::of(&request).terms().has_region;
         if is_limited && programs.driver_limits == DriverLimits::Required {
             DriverLimiter::available(&node.driver.version)?;
         }
         admit_mode(&requester.json, &request, &state)?;
+        let bundle = (&requester.json, requester.is_read);
+        decide(&mut request, supervisor(&programs), &node, bundle)?;
         tell(requester.key, &request);
         clear(&mut requester.json, &request, requester.is_read)?;
         if !requester.is_read {
@@ -327,7 +338,9 @@ impl<'a> Facts<'a> {
             error => error.into(),
         });
         let reservation = reserved.map_err(|error| beside_sick(error, &self.node))?;
-        self.requirements.check(&Offer::of(&self.node, &part_of(reservation.lease(), &self.request)))?;
+        let lease = reservation.lease();
+        self.requirements.check(&Offer::of(&self.node, &part_of(lease, &self.request)))?;
+        check_lease(lease, &self.request, supervisor(&self.programs), &self.node, requester.is_read)?;
         Ok(reservation)
     }
 
@@ -353,7 +366,9 @@ impl<'a> Facts<'a> {
         let lease = &part_of(lease, &self.request);
         let limiter = DriverLimiter::of(&programs, &self.node.driver.version, lease, &self.request)?;
         let (image, programs, limiter) = (&self.image, &programs, limiter.as_ref());
-        let parts = PlanParts { gpus, nodes, files, image, programs, limiter, needs_poststop };
+        let driver_version = &self.node.driver.version;
+        let parts =
+            PlanParts { gpus, nodes, driver_version, files, image, programs, limiter, needs_poststop };
         let plan = Plan::new(&self.request, lease, parts);
         // A pod's further container may join a lease of a GPU that has failed since.
         plan.map_err(|error| beside_sick(error.into(), &self.node))

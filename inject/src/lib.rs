@@ -42,6 +42,7 @@ mod region;
 mod requirement;
 mod rights;
 mod settings;
+mod supervision;
 mod sys;
 mod used;
 
@@ -81,5 +82,8 @@ pub use region::{Measuring, Region, RegionError, UsageError};
 pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
+pub use supervision::{
+    Hindrance, Record, Supervised, SupervisionError, SupervisorMode, decide, on_node as can_supervise,
+};
 pub use sys::outlive_file_size_limit;
 pub use used::{MemoryUse, measured, open_measured, used};

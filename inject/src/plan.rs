@@ -24,6 +24,7 @@ use crate::outside_plan::OutsidePlan;
 use crate::plan_parts::PlanParts;
 use crate::region::Region;
 use crate::settings::Programs;
+use crate::supervision::{Budgets, Supervised};
 
 pub use cache_change::CacheChange;
 
@@ -73,6 +74,9 @@ pub struct Plan {
     /// What sets the driver's own limit, once the container exists and before its program starts.
     #[serde(skip)]
     pub limiter: Option<DriverLimiter>,
+    /// What holds the container's memory from outside.
+    #[serde(skip)]
+    pub supervised: Option<Supervised>,
     /// Parts of the node that the plan does not give.
     #[serde(skip)]
     pub outside: OutsidePlan,
@@ -145,6 +149,7 @@ impl Plan {
             poststop: parts.needs_poststop.then(|| hook("poststop", lease, parts, None)),
             loader_cache,
             limiter: parts.limiter.cloned(),
+            supervised: supervised(request, lease, parts),
             additional_gids: groups(&nodes),
             variables: request.variables.clone(),
             told: told::variables(request, lease, parts.gpus),
@@ -164,6 +169,19 @@ impl Plan {
             .iter()
             .map(|mount| (mount.destination().as_path(), self.folders.contains(mount.destination())))
     }
+}
+
+/// What the wrapper starts for a container that a supervisor holds.
+fn supervised(request: &Request, lease: &Lease, parts: PlanParts) -> Option<Supervised> {
+    let is_supervised = lease.enforcement_for(request) == Enforcement::Supervised;
+    let control = &parts.nodes.control.host_path;
+    is_supervised.then(|| Supervised {
+        program: parts.programs.supervisor.into(),
+        driver: parts.driver_version.to_owned(),
+        control: control.clone(),
+        uvm: control.with_file_name("nvidia-uvm"),
+        budget: Budgets::of(parts.programs.state).path(lease.id),
+    })
 }
 
 /// The nodes of the granted GPUs, in the lease's order, and those that every client or a capability needs.

@@ -15,6 +15,8 @@ pub struct PlanParts<'a> {
     pub gpus: &'a [Gpu],
     /// The node's other device nodes, such as `/dev/nvidiactl` and those below `/dev/dri`.
     pub nodes: &'a SharedNodes,
+    /// Version of the node's driver.
+    pub driver_version: &'a str,
     /// Host files that the container gets, already looked up and checked.
     pub files: &'a HostFiles,
     /// The container's library folder, and the driver libraries that its image brings.

@@ -50,6 +50,7 @@ pub(crate) fn of_grant(error: &GrantError) -> Reason {
         GrantError::Reserve(why) | GrantError::Held { why, .. } => why.reason(),
         GrantError::OutOfService { reason, .. } => *reason,
         GrantError::Plan(error) => of_plan(error),
+        GrantError::Supervision(_) => Reason::Rules,
         GrantError::State(_)
         | GrantError::Node(_)
         | GrantError::NodeFacts(_)

@@ -37,6 +37,7 @@ pub use live::{Measuring, UsageError};
 pub(crate) use loader_cache::is_loader_cache;
 
 use crate::context_costs::ContextCosts;
+use crate::supervision::Budgets;
 
 // The names of both files carry this one number.
 const _: () = assert!(LIMITS_VERSION == USAGE_VERSION);
@@ -60,6 +61,9 @@ pub struct Region {
     name: String,
     /// Where it is mounted, below `/` and its name.
     namespace: Namespace,
+    /// What supervisors go by, of all leases.
+    budgets: Budgets,
+    id: i64,
 }
 
 /// Why a region cannot be made.
@@ -111,7 +115,8 @@ impl Region {
         let name = lease_id.to_string();
         let all_limits = state.join(LIMITS);
         let (limits, namespace) = (all_limits.join(of_layout(&name)), Namespace::beside(&all_limits));
-        Self { folder: state.join(REGIONS).join(&name), limits, name, namespace }
+        let budgets = Budgets::of(state);
+        Self { folder: state.join(REGIONS).join(&name), limits, name, namespace, budgets, id: lease_id }
     }
 
     /// Whether its files have a layout that this version does not know. Such files are left as they are.
@@ -146,7 +151,11 @@ impl Region {
         if !lease.enforcement.terms().has_region {
             return Ok(());
         }
-        self.fill(&lease.member.key.container, &limits).map_err(|source| {
+        let made = match lease.enforcement {
+            Enforcement::Supervised => self.budgets.make(lease),
+            _ => Ok(()),
+        };
+        made.and_then(|()| self.fill(&lease.member.key.container, &limits)).map_err(|source| {
             self.remove();
             io(source)
         })
@@ -208,6 +217,7 @@ impl Region {
     pub fn remove(&self) {
         self.leave_all();
         self.remove_loader_caches();
+        self.budgets.remove(self.id);
         let _ = umount2(&self.folder, AWAY);
         match if_there(self.namespace.enter(|| self.unmount())) {
             Ok(_) => {}
@@ -237,7 +247,8 @@ impl Region {
         };
         let mounted = Namespace::beside(&state.join(LIMITS)).enter(|| Ok(names_in(Path::new("/"))));
         let folders = [REGIONS, LIMITS].into_iter().map(|folder| names_in(&state.join(folder)));
-        let names = folders.chain(mounted).flat_map(|names: Vec<String>| names);
+        let budgets = names_in(Budgets::of(state).folder());
+        let names = folders.chain(mounted).chain([budgets]).flat_map(|names: Vec<String>| names);
         // The number may be followed by a layout's, or by what else a region has.
         names.filter_map(|name| name.split('.').next()?.parse().ok()).collect()
     }
@@ -260,7 +271,7 @@ fn state(limits: &Path) -> std::io::Result<&Path> {
 }
 
 /// Makes a folder that only its owner may open, if it is not there.
-fn make_private(path: &Path) -> std::io::Result<()> {
+pub(crate) fn make_private(path: &Path) -> std::io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),

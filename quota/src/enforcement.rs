@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum Enforcement {
     /// gpushare's libraries, which intercept the driver's.
     Intercepted,
+    /// A supervisor outside of the container for memory, and gpushare's libraries for all else.
+    Supervised,
     /// gpushare's libraries for memory, and NVIDIA's Multi-Process Service for compute.
     Mps,
     /// Another system's interception library. The request proved that the bundle brings it.
@@ -45,6 +47,31 @@ impl Company {
     }
 }
 
+/// Who keeps a container's memory within its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldBy {
+    /// A supervisor outside of the container.
+    Supervisor,
+    /// A library in each of its processes: ours, or another system's.
+    Library,
+    /// The driver, by the container's cgroup.
+    Driver,
+    /// Nobody: there is no limit.
+    Nobody,
+}
+
+impl HeldBy {
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Supervisor => "supervisor",
+            Self::Library => "library",
+            Self::Driver => "driver",
+            Self::Nobody => "nobody",
+        }
+    }
+}
+
 /// What one way of holding a lease allows and needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
@@ -52,11 +79,15 @@ pub struct Terms {
     pub name: &'static str,
     /// Which other leases may stand on the same GPUs: those of the same company.
     pub company: Company,
+    /// Who holds its memory.
+    pub held_by: HeldBy,
     /// Whether it has a region with limits, which `update` writes and the meter measures into.
     pub has_region: bool,
-    /// Whether each GPU process of the container must have loaded our libraries, and books its memory by
-    /// them.
+    /// Whether the container gets our libraries in place of the driver's.
     pub is_intercepted: bool,
+    /// Whether memory is held by the books that our libraries keep in each process: a process that did not load
+    /// them, and memory without an entry, are past the limit.
+    pub is_held_by_books: bool,
     /// Whether a part of compute is a part of the GPU's time.
     pub shares_time: bool,
     /// How much of the driver the container gets.
@@ -67,8 +98,8 @@ pub struct Terms {
 
 impl Enforcement {
     /// Every way.
-    pub const ALL: [Self; 5] =
-        [Self::Intercepted, Self::Mps, Self::Foreign, Self::TimeSliced, Self::WholeGpu];
+    pub const ALL: [Self; 6] =
+        [Self::Intercepted, Self::Supervised, Self::Mps, Self::Foreign, Self::TimeSliced, Self::WholeGpu];
 
     /// How a lease for this request is held. Another system's library holds it only where the request proved
     /// that it is in the bundle, and the settings let it.
@@ -78,6 +109,7 @@ impl Enforcement {
             (Mode::TimeSlice, _) => Self::TimeSliced,
             (Mode::Mps, _) => Self::Mps,
             (Mode::Share, Some((_, InterceptorPolicy::StandDown))) => Self::Foreign,
+            (Mode::Share, _) if request.is_supervised => Self::Supervised,
             (Mode::Share, _) => Self::Intercepted,
         }
     }
@@ -88,7 +120,10 @@ impl Enforcement {
         match (self, Self::of(request)) {
             (held @ (Self::WholeGpu | Self::TimeSliced | Self::Mps), _) => held,
             (_, Self::Foreign) => Self::Foreign,
-            (_, Self::Intercepted | Self::Mps | Self::TimeSliced | Self::WholeGpu) => Self::Intercepted,
+            (Self::Supervised, Self::Supervised) => Self::Supervised,
+            (_, Self::Intercepted | Self::Supervised | Self::Mps | Self::TimeSliced | Self::WholeGpu) => {
+                Self::Intercepted
+            }
         }
     }
 
@@ -98,20 +133,28 @@ impl Enforcement {
             Self::Intercepted => Terms {
                 name: "intercepted",
                 company: Company::Shares,
+                held_by: HeldBy::Library,
                 has_region: true,
                 is_intercepted: true,
+                is_held_by_books: true,
                 shares_time: true,
                 extent: Extent::Share,
                 forward_compatible: false,
             },
+            Self::Supervised => {
+                let held_by = HeldBy::Supervisor;
+                Terms { name: "supervised", held_by, is_held_by_books: false, ..Self::Intercepted.terms() }
+            }
             Self::Mps => {
                 Terms { name: "mps", company: Company::Mps, shares_time: false, ..Self::Intercepted.terms() }
             }
             Self::Foreign => Terms {
                 name: "foreign",
                 company: Company::Shares,
+                held_by: HeldBy::Library,
                 has_region: true,
                 is_intercepted: false,
+                is_held_by_books: false,
                 shares_time: true,
                 extent: Extent::Whole,
                 forward_compatible: false,
@@ -119,8 +162,10 @@ impl Enforcement {
             Self::TimeSliced => Terms {
                 name: "time-sliced",
                 company: Company::TimeSlices,
+                held_by: HeldBy::Nobody,
                 has_region: false,
                 is_intercepted: false,
+                is_held_by_books: false,
                 shares_time: false,
                 extent: Extent::Whole,
                 forward_compatible: true,
@@ -128,8 +173,10 @@ impl Enforcement {
             Self::WholeGpu => Terms {
                 name: "whole-gpu",
                 company: Company::Nobody,
+                held_by: HeldBy::Nobody,
                 has_region: false,
                 is_intercepted: false,
+                is_held_by_books: false,
                 shares_time: false,
                 extent: Extent::Whole,
                 forward_compatible: true,

@@ -10,7 +10,7 @@ use gpushare_inventory::{DeviceMemory, GpuUuid};
 use serde::{Deserialize, Serialize};
 
 use crate::called::Called;
-use crate::enforcement::Enforcement;
+use crate::enforcement::{Enforcement, HeldBy};
 use crate::holder::Holder;
 use crate::pod::PodContainer;
 
@@ -252,6 +252,22 @@ impl Lease {
     /// whatever it requests.
     pub fn enforcement_for(&self, request: &Request) -> Enforcement {
         self.enforcement.joined_by(request)
+    }
+
+    /// Who keeps its containers' memory within the limit.
+    pub fn held_by(&self) -> HeldBy {
+        match self.enforcement.terms().held_by {
+            HeldBy::Library if self.members().all(|member| member.has_driver_limit) => HeldBy::Driver,
+            held => held,
+        }
+    }
+
+    /// Whether a process that did not load our libraries is past a limit: that of memory where their books hold it,
+    /// and that of compute where there is one.
+    pub fn needs_libraries(&self) -> bool {
+        let terms = self.enforcement.terms();
+        let has_cores = || self.grants.iter().any(|grant| grant.cores.is_some());
+        terms.is_held_by_books || (terms.is_intercepted && has_cores())
     }
 
     /// Logs that a container gave it back.

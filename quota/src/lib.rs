@@ -41,7 +41,7 @@ pub use called::Called;
 pub use claim::{BadToken, ClaimName, ClaimToken, ResourceClaim};
 pub use database::{FENCED, TAKEN};
 pub use deeds::{Deed, Deeds, Done};
-pub use enforcement::{Company, Enforcement, Terms};
+pub use enforcement::{Company, Enforcement, HeldBy, Terms};
 pub use error::{ReserveError, StoreError};
 pub use found::{Found, note_found};
 pub use holder::{Holder, HolderError, cgroup_of, cgroup_path};

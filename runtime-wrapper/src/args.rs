@@ -83,6 +83,32 @@ const RESTORE: Flags = Flags {
 const DELETE: Flags =
     Flags { values: &[], switches: &["--force", "--regex", "-f", "-r"], before_command: false };
 
+/// Flags of `exec`, up to the container's id: what follows is the program's.
+const EXEC: Flags = Flags {
+    values: &[
+        "--additional-gids",
+        "--apparmor",
+        "--cap",
+        "--cgroup",
+        "--console-socket",
+        "--cwd",
+        "--env",
+        "--pid-file",
+        "--pidfd-socket",
+        "--preserve-fds",
+        "--process",
+        "--process-label",
+        "--user",
+        "-c",
+        "-e",
+        "-g",
+        "-p",
+        "-u",
+    ],
+    switches: &["--detach", "--ignore-paused", "--no-new-privs", "--tty", "-d", "-t"],
+    before_command: true,
+};
+
 /// With one of these a runtime only prints something and exits. `--help=false` is not one of them.
 const HELP: [&str; 7] = ["--help", "--usage", "--version", "-?", "-V", "-h", "-v"];
 
@@ -99,6 +125,10 @@ pub enum Command {
     Restore,
     /// `delete`: the container is removed.
     Delete,
+    /// `exec`: a further process in the container. A call that cannot be read has no id.
+    Exec,
+    /// `checkpoint`: the container is written into files. All words that could be its id are read.
+    Checkpoint,
     /// Every other command, help and unknown words.
     Other,
     /// One of the first three, written so that runtimes could read it in different ways.
@@ -165,6 +195,8 @@ pub struct Args {
     pub force: bool,
     /// The container's id; `None` if the call is another command's or unclear.
     pub id: Option<String>,
+    /// The words after `checkpoint`, one of which is the id.
+    pub maybe_ids: Vec<String>,
 }
 
 impl Args {
@@ -181,12 +213,15 @@ impl Args {
             config: None,
             force: false,
             id: None,
+            maybe_ids: Vec::new(),
         };
         args.command = match read {
             Ok(()) => args.command(&global).unwrap_or_else(Command::Unclear),
             // It is not clear where the command begins. If no word is one of the wrapper's commands, it is
             // another call.
             Err(why) if words.iter().any(|word| flags_of(word).is_some()) => Command::Unclear(why),
+            Err(_) if words.iter().any(|word| word == "exec") => Command::Exec,
+            Err(_) if words.iter().any(|word| word == "checkpoint") => args.checkpoint(words),
             Err(_) => Command::Other,
         };
         args
@@ -195,6 +230,11 @@ impl Args {
     /// Reads the command after the global flags and fills in its values.
     fn command(&mut self, global: &Line) -> Result<Command, Unclear> {
         let Some((word, words)) = global.others.split_first() else { return Ok(Command::Other) };
+        match word.as_bytes() {
+            b"exec" if !global.help => return Ok(self.exec(global, words)),
+            b"checkpoint" if !global.help => return Ok(self.checkpoint(words)),
+            _ => {}
+        }
         let Some(flags) = flags_of(word) else { return Ok(Command::Other) };
         let mut line = Line::default();
         line.read(words, flags)?;
@@ -221,6 +261,29 @@ impl Args {
                 if word == "run" { Command::Run } else { Command::Create }
             }
         })
+    }
+}
+
+impl Args {
+    /// Reads `exec`. Other than the commands that open a bundle it is never refused: what cannot be read has no id.
+    fn exec(&mut self, global: &Line, words: &[OsString]) -> Command {
+        let mut line = Line::default();
+        let read = line.read(words, &EXEC);
+        if line.help {
+            return Command::Other;
+        }
+        let root = global.path(&ROOT).ok().filter(|root| root.as_ref().is_none_or(|root| root.is_absolute()));
+        let is_clear = read.is_ok() && global.place(&["--rootless"]) <= global.place(&ROOT);
+        if let Some(root) = root.filter(|_| is_clear) {
+            self.root = root;
+            self.id = line.others.first().and_then(|id| id.to_str()).map(str::to_owned);
+        }
+        Command::Exec
+    }
+
+    fn checkpoint(&mut self, words: &[OsString]) -> Command {
+        self.maybe_ids = words.iter().filter_map(|word| word.to_str().map(str::to_owned)).collect();
+        Command::Checkpoint
     }
 }
 
@@ -404,7 +467,6 @@ mod tests {
             "state abc",
             "--root",
             "--root create",
-            "exec -- create",
             "-",
             "--unheard-of state abc",
             "--version create --bundle /b abc",
@@ -414,6 +476,32 @@ mod tests {
         ] {
             assert_eq!(parse(line).command, Command::Other, "{line}");
         }
+    }
+
+    #[test]
+    fn an_exec_tells_its_container_or_nothing_and_is_never_refused() {
+        for (line, root, id) in [
+            ("--root /r --log /l exec --process /p --detach --pid-file /f abc", Some("/r"), Some("abc")),
+            ("exec -t -e A=B -u 0:0 abc sh -c --tty", None, Some("abc")),
+            ("exec --tty=true --cwd=/x abc create", None, Some("abc")),
+            ("exec -- abc", None, Some("abc")),
+            ("exec abc --help", None, Some("abc")),
+            ("exec -it abc sh", None, None),
+            ("exec --unheard-of abc sh", None, None),
+            ("--root run exec abc sh", None, None),
+            ("--root= exec abc sh", None, None),
+            ("--rootless true exec abc sh", None, None),
+            ("--unheard-of exec abc", None, None),
+            ("exec", None, None),
+        ] {
+            let args = parse(line);
+            assert_eq!(args.command, Command::Exec, "{line}");
+            assert_eq!((args.root.as_deref(), args.id.as_deref()), (root.map(Path::new), id), "{line}");
+        }
+        assert_eq!(parse("exec --help").command, Command::Other);
+        let checkpoint = parse("--root /r checkpoint --image-path /i --leave-running abc");
+        assert_eq!(checkpoint.command, Command::Checkpoint);
+        assert!(checkpoint.maybe_ids.contains(&"abc".to_owned()));
     }
 
     #[test]

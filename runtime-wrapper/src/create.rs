@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::args::{Args, Command};
 use crate::exec;
+use crate::supervised::{self, Filter};
 
 const NO_RESTORE: &str = "a container with a share cannot be restored from a checkpoint, since its limits \
                           would not be applied; start it anew";
@@ -38,10 +39,14 @@ pub fn create(args: &Args, config: &Config, began: Instant) -> Result<Infallible
         Requester { container: &container, key: &key, bundle: &bundle, json, is_read: false, needs_poststop };
     let settings = config.settings(std::env::var_os(ENVIRONMENT).map(PathBuf::from));
     // The reservation is kept until execve replaces this process. On any failure it is given back.
-    grant(requester, &settings, |plan, _reservation, json| {
+    grant(requester, &settings, |plan, reservation, json| {
+        let filter = match &plan.supervised {
+            Some(supervised) => supervised::start(supervised, reservation.lease(), &key, config)?,
+            None => Filter::None,
+        };
         bundle.apply(plan, json)?;
         note_made(settings.programs.state, began.elapsed());
-        exec::low_level(runtime)
+        exec::low_level_under(runtime, filter)
     })
     .context(REFUSAL)
 }

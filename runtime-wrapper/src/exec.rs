@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use crate::args::Args;
 use crate::inherited;
+use crate::supervised::Filter;
 
 /// The first low-level runtime in the settings that exists and is executable.
 ///
@@ -45,14 +46,21 @@ pub fn find(config: &Config) -> Result<&Path> {
 
 /// Replaces this process by `runtime`, with the same arguments, environment, working directory, descriptors
 /// and signals. It returns only on failure.
+pub fn low_level(runtime: &Path) -> Result<Infallible> {
+    low_level_under(runtime, Filter::None)
+}
+
+/// As [`low_level`], with a filter around the runtime and all that it starts. After a failure this process must do
+/// nothing else: the filter stays.
 ///
 /// It does not use `Command::exec`, which resets signals and their mask for Rust programs.
-pub fn low_level(runtime: &Path) -> Result<Infallible> {
+pub fn low_level_under(runtime: &Path, filter: Filter) -> Result<Infallible> {
     let words = once(runtime.as_os_str().to_owned()).chain(env::args_os().skip(1));
     let words: Vec<CString> =
         words.map(OsString::into_vec).map(CString::new).collect::<Result<_, NulError>>()?;
     let program = words.first().context("no program")?;
     inherited::restore();
+    filter.put_around_this_process()?;
     let error = execv(program, &words).unwrap_err();
     Err(io::Error::from(error)).with_context(|| cannot_run(runtime))
 }

@@ -18,10 +18,10 @@ use nix::sys::signal::Signal;
 use nix::unistd::{getpid, getppid};
 
 static WERE_CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
-static WAS_IGNORED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+static WAS_IGNORED: [AtomicBool; 4] = [const { AtomicBool::new(false) }; 4];
 /// The signals that are changed: SIGPIPE by Rust, SIGXFSZ by the wrapper, SIGALRM by a wait for the quota
-/// store.
-const SIGNALS: [c_int; 3] = [libc::SIGPIPE, libc::SIGXFSZ, libc::SIGALRM];
+/// store, SIGCHLD by a wait for a child.
+const SIGNALS: [c_int; 4] = [libc::SIGPIPE, libc::SIGXFSZ, libc::SIGALRM, libc::SIGCHLD];
 
 #[used]
 #[unsafe(link_section = ".init_array")]

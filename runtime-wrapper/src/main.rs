@@ -1,7 +1,7 @@
 //! The OCI runtime that engines call. It grants a share at `create`, then becomes the low-level runtime.
 //!
-//! Calls other than `create`, `run`, `restore` and `delete` go to the low-level runtime at once, and so does
-//! a container that asks for nothing. On success this process never exits by itself: execve keeps its pid,
+//! Calls other than `create`, `run`, `exec`, `checkpoint`, `restore` and `delete` go to the low-level runtime at once, and
+//! so does a container that asks for nothing. On success this process never exits by itself: execve keeps its pid,
 //! parent and descriptors.
 #![deny(unsafe_code)]
 
@@ -12,6 +12,7 @@ mod exec;
 mod inherited;
 mod orphan;
 mod report;
+mod supervised;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -47,6 +48,12 @@ fn run(args: &Args, began: Instant) -> Result<Infallible> {
     };
     if args.command == Command::Other {
         return exec::low_level(exec::find(&config)?); // there is nothing to log
+    }
+    match args.command {
+        // `exec` is called every few seconds for a container's health, and is not worth a line of the log.
+        Command::Exec => return supervised::exec(args, &config),
+        Command::Checkpoint => return supervised::checkpoint(args, &config),
+        _ => {}
     }
     config.log.start();
     match (&args.command, slip) {

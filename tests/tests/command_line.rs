@@ -288,7 +288,7 @@ fn compare(low_level: LowLevel) -> (usize, usize) {
         let args = Args::parse(&words.iter().map(OsString::from).collect::<Vec<_>>());
         match args.command {
             args::Command::Unclear(_) | args::Command::Delete => {}
-            args::Command::Other => {
+            args::Command::Other | args::Command::Exec | args::Command::Checkpoint => {
                 let outcome = place.call(&words);
                 let told = format!("{}{}{}", outcome.stdout, outcome.stderr, place.logged().join(""));
                 assert!(!opened_a_bundle(&told), "{low_level:?}: passed on unread: {words:?}: {told}");

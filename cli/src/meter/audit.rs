@@ -71,8 +71,8 @@ impl Audit {
         tolerance: DeviceMemory,
     ) -> u64 {
         let Some(grant) = lease.grants.get(line) else { return 0 };
-        // Another system's library keeps books of its own: what is within the grant is explained.
-        let booked = match lease.enforcement.terms().is_intercepted {
+        // Where others hold it, what is within the grant is explained.
+        let booked = match lease.enforcement.terms().is_held_by_books {
             true => books.devices.get(line).map_or(0, |device| device.bytes),
             false => grant.memory.bytes(),
         };
@@ -158,12 +158,12 @@ fn slack(held: &Held, limit: DeviceMemory, tolerance: DeviceMemory) -> u64 {
 }
 
 /// Whether a container that holds memory beyond its books keeps to its limit all the same, once that is
-/// lowered by what they do not explain: not where it holds more than the limit by itself, or another system's
-/// library holds it.
+/// lowered by what they do not explain: not where it holds more than the limit by itself, or others than the books
+/// hold it.
 pub fn would_be_capped(lease: &Lease, line: usize, held: &Held, tolerance: DeviceMemory) -> bool {
     let Some(grant) = lease.grants.get(line) else { return false };
     let most = grant.memory.bytes().saturating_add(slack(held, grant.memory, tolerance));
-    lease.enforcement.terms().is_intercepted && held.bytes <= most
+    lease.enforcement.terms().is_held_by_books && held.bytes <= most
 }
 
 #[cfg(test)]
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn where_another_systems_library_keeps_the_books_only_the_grant_explains_memory() {
+    fn where_others_than_the_books_hold_memory_the_grant_explains_it() {
         use gpushare_inventory::GpuUuid;
         use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, Member};
         use gpushare_request::{Devices, Request};
@@ -189,9 +189,13 @@ mod tests {
         let gib = |count: u64| DeviceMemory::from_bytes(count << 30);
         let grant = Grant { gpu: GpuUuid::from_bytes([1; 16]), card: None, memory: gib(4), cores: None };
         let lease = Lease::new(Member::reserved(key, holder), &Request::whole(Devices::Any(1)), vec![grant]);
-        for (enforcement, held, want) in
-            [(Enforcement::Intercepted, 3, 3), (Enforcement::Foreign, 3, 0), (Enforcement::Foreign, 6, 2)]
-        {
+        for (enforcement, held, want) in [
+            (Enforcement::Intercepted, 3, 3),
+            (Enforcement::Supervised, 3, 0),
+            (Enforcement::Supervised, 6, 2),
+            (Enforcement::Foreign, 3, 0),
+            (Enforcement::Foreign, 6, 2),
+        ] {
             let (lease, mut audit) = (Lease { enforcement, ..lease.clone() }, Audit::default());
             let held = Held { bytes: gib(held).bytes(), processes: 1 };
             let look = || audit.compare(&lease, 0, &held, &Usage::default(), gib(1));

@@ -325,7 +325,7 @@ impl<'a> Session<'a> {
         if self.looks % WATCHED == 1 {
             self.watch.forget();
             self.watched.clear();
-            for lease in self.leases.iter().filter(|lease| lease.enforcement.terms().is_intercepted) {
+            for lease in self.leases.iter().filter(|lease| lease.needs_libraries()) {
                 let pids = on_gpu.remove(&lease.id).unwrap_or_default();
                 self.watched.extend(self.watch.look(self.state, lease, &self.libcuda, &pids));
             }

@@ -33,6 +33,8 @@ pub struct Share {
     state: &'static str,
     /// `share`, `mps`, `time-slice` or `exclusive`.
     mode: &'static str,
+    /// Who keeps its memory within the limit: `supervisor`, `library`, `driver` or `nobody`.
+    held_by: &'static str,
     /// The first process of the container on the host.
     pid: Option<i32>,
     /// 0 (low) to 9.
@@ -130,6 +132,7 @@ impl Share {
             }),
             state: state(lease),
             mode: lease.enforcement.terms().company.mode().name(),
+            held_by: lease.held_by().name(),
             pid: first_pid(lease),
             priority: lease.priority.level(),
             compute_policy: lease.compute_policy.name(),

@@ -56,6 +56,7 @@ fn plan() -> Plan {
         handed_capabilities: BTreeSet::new(),
         denies_user_namespaces: false,
         limiter: None,
+        supervised: None,
         loader_cache: CacheChange::None,
         interpreters: Vec::new(),
         folders: BTreeSet::new(),

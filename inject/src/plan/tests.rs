@@ -7,6 +7,7 @@ use crate::driver_limit::DriverLimits;
 use crate::host_files::KINDS;
 use crate::image::CacheFile;
 use crate::settings::ExtraMount;
+use crate::supervision::SupervisorMode;
 
 fn node(name: &str, minor: u32, mode: u32, gid: u32) -> DeviceNode {
     let path = Path::new("/dev").join(name);
@@ -87,10 +88,13 @@ impl Parts {
             denies_user_namespaces: false,
             cli: Path::new("/bin/gpushare"),
             settings: None,
+            supervisor_mode: SupervisorMode::Off,
+            supervisor: Path::new("/usr/bin/gpushare-supervisor"),
             driver_limits: DriverLimits::Off,
             log: vec!["--log-level".to_owned(), "info".to_owned()],
         };
         let parts = PlanParts {
+            driver_version: "580.142",
             gpus: &self.gpus,
             nodes: &self.nodes,
             files: &self.files,

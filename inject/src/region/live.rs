@@ -111,6 +111,7 @@ impl Region {
     /// # Errors
     /// When the file is not there, or the container cuts it short at this very moment.
     pub fn set_grants(&self, lease: &Lease) -> io::Result<()> {
+        self.budgets.grant(lease)?;
         let file = self.open_limits()?;
         let length = u64::try_from(LIMITS_LEN).map_err(io::Error::other)?;
         if file.metadata()?.len() != length {
@@ -135,6 +136,7 @@ impl Region {
     /// # Errors
     /// As [`Region::set_grants`].
     pub fn set_memory(&self, lease: &Lease) -> io::Result<()> {
+        self.budgets.grant(lease)?;
         let file = self.open_limits()?;
         mapped::write(&file, |file| file.set_memory(lease.grants.iter().map(|grant| grant.memory.bytes())))
     }

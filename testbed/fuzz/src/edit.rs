@@ -161,6 +161,7 @@ fn plan() -> Plan {
         handed_capabilities: std::collections::BTreeSet::new(),
         denies_user_namespaces: false,
         limiter: None,
+        supervised: None,
         loader_cache: gpushare_inject::CacheChange::None,
         interpreters: Vec::new(),
         folders: BTreeSet::new(),

@@ -8,6 +8,7 @@ use gpushare_request::{ComputePolicy, Cores, Priority};
 
 use super::super::namespace::Namespace;
 use super::*;
+use crate::supervision::Budgets;
 
 fn lease(memory: u64, cores: Option<u8>) -> Lease {
     let grant = |first: u8| Grant {
@@ -49,7 +50,15 @@ fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
     fs::write(folder.path().join("usage"), usage).unwrap();
     let limits = folder.path().join("limits");
     let namespace = Namespace::beside(folder.path());
-    let region = Region { folder: folder.path().to_owned(), limits, name: "limits".to_owned(), namespace };
+    let budgets = Budgets::of(folder.path());
+    let region = Region {
+        folder: folder.path().to_owned(),
+        limits,
+        name: "limits".to_owned(),
+        namespace,
+        budgets,
+        id: 1,
+    };
     (folder, region)
 }
 

@@ -1,0 +1,207 @@
+//! The supervisor, which holds a container's memory from outside: whether one can hold this container, and what the
+//! state folder keeps of it.
+
+mod budget;
+mod record;
+
+use std::path::{Path, PathBuf};
+
+use gpushare_inventory::Node;
+use gpushare_quota::{Enforcement, Lease};
+use gpushare_request::{InterceptorPolicy, Mode, Request};
+use gpushare_supervisor::abi::Era;
+use gpushare_supervisor::sys::{can_listen, notification_fits};
+use serde_json::Value;
+
+pub(crate) use budget::Budgets;
+pub use record::Record;
+
+/// Whether supervisors hold the memory of containers (`supervisor.mode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SupervisorMode {
+    /// None does.
+    Off,
+    /// Where one can. Else gpushare's libraries hold it.
+    Auto,
+    /// A container that none can hold gets no share.
+    Required,
+}
+
+/// What the wrapper starts for a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Supervised {
+    /// The program.
+    pub program: PathBuf,
+    /// The driver's version.
+    pub driver: String,
+    /// nvidiactl on the host.
+    pub control: PathBuf,
+    /// nvidia-uvm on the host; it need not be there.
+    pub uvm: PathBuf,
+    /// The lease's budget.
+    pub budget: PathBuf,
+}
+
+/// Why a container with a share cannot start under a supervisor, or beside containers that one holds.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisionError {
+    /// The bundle's seccomp filter reports calls to a program of its own. The kernel lets one filter do that.
+    #[error(
+        "the bundle's seccomp filter has a listener of its own, beside which no supervisor can hold a share; take \
+         {place} out, or set supervisor.mode = \"off\""
+    )]
+    Listener {
+        /// What it has in the bundle.
+        place: &'static str,
+    },
+    /// A supervisor is required.
+    #[error("supervisor.mode is \"required\", and no supervisor can hold this container: {0}")]
+    Required(Hindrance),
+    /// Containers of one share are all held in one way: a supervisor knows nothing of what others charge.
+    #[error("its pod's share is held by a supervisor, and none can hold this container: {0}")]
+    Beside(Hindrance),
+}
+
+/// What keeps a supervisor from holding a container.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Hindrance {
+    /// The settings.
+    #[error("supervisor.mode is \"off\"")]
+    Off,
+    /// A hook comes too late: the filter has to stand before the low-level runtime starts.
+    #[error("it is created in hook-only mode, and only gpushare-runtime can start one")]
+    HookOnly,
+    /// MPS' server makes the driver's calls for its clients.
+    #[error("it is a client of MPS, whose server holds its memory")]
+    Mps,
+    /// Another system's library holds the memory.
+    #[error("another system's library holds its memory (request.interceptor)")]
+    Interceptor,
+    /// Nothing is known of what RM tells of instances.
+    #[error("the node has MIG instances")]
+    Instances,
+    /// The share was granted before its containers started.
+    #[error("its share was granted to be held by libraries")]
+    Granted,
+    /// The driver's calls have not been compared.
+    #[error("it does not know driver {0}")]
+    Driver(String),
+    /// The kernel.
+    #[error("this kernel cannot report system calls as it needs (Linux 5.19 or newer)")]
+    Kernel,
+    /// The program is not installed.
+    #[error("its program {0} is not there")]
+    Program(PathBuf),
+}
+
+/// Decides whether a supervisor is to hold the memory of a container with this request, and notes why not.
+///
+/// # Errors
+/// When one is required and none can, or the bundle's filter has a listener of its own.
+pub fn decide(
+    request: &mut Request,
+    (mode, program): (SupervisorMode, &Path),
+    node: &Node,
+    (json, is_read): (&Value, bool),
+) -> Result<(), SupervisionError> {
+    if mode == SupervisorMode::Off || matches!(request.mode, Mode::Exclusive | Mode::TimeSlice) {
+        return Ok(());
+    }
+    match (hindrance(program, node, request, is_read), mode) {
+        (None, _) => match own_listener(json) {
+            Some(place) => return Err(SupervisionError::Listener { place }),
+            None => request.is_supervised = true,
+        },
+        (Some(why), SupervisorMode::Required) => return Err(SupervisionError::Required(why)),
+        (Some(why), _) => {
+            request.notes.push(format!("libraries hold its memory, since no supervisor can: {why}"));
+        }
+    }
+    Ok(())
+}
+
+fn hindrance(program: &Path, node: &Node, request: &Request, is_read: bool) -> Option<Hindrance> {
+    match &request.interceptor {
+        _ if request.mode == Mode::Mps => Some(Hindrance::Mps),
+        Some((_, InterceptorPolicy::StandDown)) => Some(Hindrance::Interceptor),
+        _ if is_read => Some(Hindrance::HookOnly),
+        _ => on_node(program, node).err(),
+    }
+}
+
+/// Checks that supervisors can hold containers of this node.
+///
+/// # Errors
+/// What keeps them from it.
+pub fn on_node(program: &Path, node: &Node) -> Result<(), Hindrance> {
+    let version = &node.driver.version;
+    if version.parse().ok().and_then(Era::for_version).is_none() {
+        return Err(Hindrance::Driver(version.clone()));
+    }
+    if !node.divided.is_empty() {
+        return Err(Hindrance::Instances);
+    }
+    if !program.is_file() {
+        return Err(Hindrance::Program(program.into()));
+    }
+    if can_listen() && notification_fits() { Ok(()) } else { Err(Hindrance::Kernel) }
+}
+
+/// Checks that a container is held as its lease is.
+///
+/// # Errors
+/// When the lease's other containers are held by a supervisor and this one cannot be, or the other way round where one
+/// is required.
+pub(crate) fn check_lease(
+    lease: &Lease,
+    request: &Request,
+    (mode, program): (SupervisorMode, &Path),
+    node: &Node,
+    is_read: bool,
+) -> Result<(), SupervisionError> {
+    match (lease.enforcement, lease.enforcement_for(request)) {
+        (Enforcement::Supervised, Enforcement::Supervised) => Ok(()),
+        (Enforcement::Supervised, _) => {
+            let why = hindrance(program, node, request, is_read).unwrap_or(Hindrance::Off);
+            Err(SupervisionError::Beside(why))
+        }
+        (_, held) if mode == SupervisorMode::Required && held.terms().has_region => {
+            Err(SupervisionError::Required(Hindrance::Granted))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What reports calls to a program of the bundle's choice.
+fn own_listener(json: &Value) -> Option<&'static str> {
+    let filter = &json["linux"]["seccomp"];
+    let notifies = |action: &Value| action.as_str() == Some("SCMP_ACT_NOTIFY");
+    let rules = filter["syscalls"].as_array().into_iter().flatten();
+    if filter["listenerPath"].as_str().is_some_and(|path| !path.is_empty()) {
+        return Some("linux.seccomp.listenerPath");
+    }
+    let mut actions = rules.map(|rule| &rule["action"]).chain([&filter["defaultAction"]]);
+    actions.any(notifies).then_some("SCMP_ACT_NOTIFY")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_of_the_bundles_own_is_found() {
+        let of = |filter: Value| own_listener(&json!({"linux": {"seccomp": filter}}));
+        assert_eq!(of(json!(null)), None);
+        assert_eq!(
+            of(json!({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"action": "SCMP_ACT_ALLOW"}]})),
+            None
+        );
+        assert_eq!(of(json!({"defaultAction": "SCMP_ACT_NOTIFY"})), Some("SCMP_ACT_NOTIFY"));
+        assert_eq!(of(json!({"syscalls": [{}, {"action": "SCMP_ACT_NOTIFY"}]})), Some("SCMP_ACT_NOTIFY"));
+        assert_eq!(of(json!({"listenerPath": "/x"})), Some("linux.seccomp.listenerPath"));
+        assert_eq!(of(json!({"listenerPath": ""})), None);
+        assert_eq!(own_listener(&json!({})), None);
+    }
+}

@@ -1,0 +1,130 @@
+//! Puts a container's processes under its supervisor: `create` starts it, and each filter's listener goes to it.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use gpushare_config::Config;
+use gpushare_inject::{Record, Supervised};
+use gpushare_quota::{Lease, LeaseKey};
+use gpushare_supervisor::abi::Era;
+use gpushare_supervisor::filter::{denied, reported};
+use gpushare_supervisor::handover::{connect_to, hand_over};
+use gpushare_supervisor::program::START;
+use gpushare_supervisor::sys::{install_with_listener, install_without_listener};
+use nix::errno::Errno;
+
+use crate::args::Args;
+use crate::{create, exec, inherited};
+
+/// What is put around the low-level runtime, and with it around all that the container runs.
+pub enum Filter {
+    /// Nothing.
+    None,
+    /// Calls to the driver that take memory go to a supervisor.
+    Reported {
+        /// The driver's interface.
+        era: &'static Era,
+        /// The supervisor, which waits for the listener.
+        supervisor: OwnedFd,
+    },
+    /// They fail.
+    Denied,
+}
+
+impl Filter {
+    /// Puts it around this process, which has one thread, and which nothing can take out of it again.
+    ///
+    /// # Errors
+    /// When the kernel refuses it, or the supervisor does not take the listener.
+    pub fn put_around_this_process(self) -> Result<()> {
+        match self {
+            Self::None => Ok(()),
+            Self::Denied => install_without_listener(&mut denied())
+                .map_err(io::Error::from)
+                .context("cannot deny the driver's calls"),
+            Self::Reported { era, supervisor } => {
+                let listener = match install_with_listener(&mut reported(era)) {
+                    Err(Errno::EBUSY) => bail!(
+                        "this engine runs under a seccomp listener itself (sysbox, or a container with a share), beside which \
+                         no supervisor can hold a share; set supervisor.mode = \"off\" here"
+                    ),
+                    done => done.map_err(io::Error::from).context("cannot report the driver's calls")?,
+                };
+                hand_over(&supervisor, listener).context("the supervisor does not take the listener")
+            }
+        }
+    }
+}
+
+/// Starts the supervisor of a container with this lease, and returns the filter that leads to it.
+///
+/// # Errors
+/// When it cannot be started.
+pub fn start(supervised: &Supervised, lease: &Lease, key: &LeaseKey, config: &Config) -> Result<Filter> {
+    let Supervised { program, driver, control, uvm, budget } = supervised;
+    let state = &config.paths.state;
+    let record =
+        Record::prepare(state, key, lease.id, driver).context("cannot keep a record of the supervisor")?;
+    inherited::await_children();
+    let mut start = Command::new(program);
+    start.arg(START).arg("--driver").arg(driver).arg("--control").arg(control).arg("--uvm").arg(uvm);
+    start.arg("--budget-path").arg(budget).arg("--socket-path").arg(&record.socket);
+    let started = start.stdin(Stdio::null()).output().with_context(|| cannot_start(program))?;
+    if !started.status.success() {
+        let why = String::from_utf8_lossy(&started.stderr);
+        let why = why.lines().next_back().unwrap_or("it ended without a word");
+        bail!("{}: {why}", cannot_start(program));
+    }
+    let supervisor = connect_to(&record.socket).context("the supervisor does not listen")?;
+    record.write(key).context("cannot keep a record of the supervisor")?;
+    Ok(Filter::Reported { era: era(driver)?, supervisor })
+}
+
+fn cannot_start(program: &Path) -> String {
+    format!("cannot start the supervisor {}", program.display())
+}
+
+fn era(driver: &str) -> Result<&'static Era> {
+    let known = driver.parse().ok().and_then(Era::for_version);
+    known.with_context(|| format!("the supervisor does not know driver {driver}"))
+}
+
+/// `exec`: a process in a container that a supervisor holds comes under the same one. Where that cannot be had, it gets
+/// no memory of a GPU.
+pub fn exec(args: &Args, config: &Config) -> Result<Infallible> {
+    let state = &config.paths.state;
+    let filter = match args.id.as_ref().map(|_| create::key(args)) {
+        Some(Ok(key)) => match Record::of(state, &key) {
+            Ok(None) => Filter::None,
+            Ok(Some(record)) => into_supervisor(&record).unwrap_or(Filter::Denied),
+            Err(_) => Filter::Denied,
+        },
+        // No container of ours has such an id.
+        Some(Err(_)) => Filter::None,
+        None if Record::any(state, None) => Filter::Denied,
+        None => Filter::None,
+    };
+    exec::low_level_under(exec::find(config)?, filter)
+}
+
+fn into_supervisor(record: &Record) -> Result<Filter> {
+    Ok(Filter::Reported { era: era(&record.driver)?, supervisor: connect_to(&record.socket)? })
+}
+
+/// `checkpoint`: passed on, unless a supervisor holds the container, whose filter no checkpoint keeps.
+pub fn checkpoint(args: &Args, config: &Config) -> Result<Infallible> {
+    let words: Vec<&str> = args.maybe_ids.iter().map(String::as_str).collect();
+    // A word with a slash would lead elsewhere, and is no id.
+    let ids: Vec<&str> =
+        words.into_iter().filter(|word| LeaseKey::new(String::new(), (*word).to_owned()).is_ok()).collect();
+    if Record::any(&config.paths.state, Some(&ids)) {
+        bail!(
+            "a container with a share that a supervisor holds cannot be checkpointed: its filter would be lost"
+        );
+    }
+    exec::low_level(exec::find(config)?)
+}

@@ -1,0 +1,286 @@
+//! Containers whose memory a supervisor holds, created by the shipped wrapper through real low-level runtimes.
+//!
+//! The containers' files of RM are a simulated one's, which the kernel reaches as it reaches a driver.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpushare_simulated_manager::{Gpu, Manager, mount};
+use gpushare_supervisor::abi::Era;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::eventually;
+use gpushare_tests::leases::{cli, leases, told};
+use gpushare_tests::needs::{Need, met};
+use gpushare_tests::node::{SimulatedNode, driver_version};
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+use nix::mount::{MntFlags, umount2};
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun];
+const LONG: Duration = Duration::from_secs(60);
+/// Where containers see RM's files.
+const FILES: &str = "/rm";
+const ATTACKER: &str = env!("CARGO_BIN_EXE_attacker");
+
+/// A simulated node with one GPU, and a resource manager beside it.
+struct Node {
+    // Unmounted before the folder goes.
+    _session: Box<dyn Send>,
+    node: SimulatedNode,
+}
+
+impl Node {
+    fn new() -> Self {
+        let node = SimulatedNode::one_gpu();
+        let uuid = told(node.config(), &["devices", "--json"])["gpus"][0]["uuid"].clone();
+        let digits: String = uuid.as_str().expect("a UUID").chars().filter(char::is_ascii_hexdigit).collect();
+        let uuid = u128::from_str_radix(&digits, 16).expect("a UUID").to_be_bytes();
+        let folder = node.root().join("manager");
+        fs::create_dir(&folder).expect("a folder");
+        let manager = Manager::new(era(), vec![Gpu { uuid, memory: 80 << 30 }]);
+        let session = mount(manager, 1, &folder).expect("root may mount");
+        Self { _session: Box::new(session), node }
+    }
+
+    /// The wrapper in front of `low_level`, with a supervisor in this mode.
+    fn runtime(&self, low_level: LowLevel, mode: &str) -> Runtime {
+        let name = format!("{low_level:?}-{mode}").to_lowercase();
+        let config = self.node.config_with(&name, &low_level.settings());
+        let more = config.with_extension("toml.d");
+        fs::create_dir_all(&more).expect("a folder");
+        let program = env!("CARGO_BIN_EXE_supervisor");
+        let text = format!("[supervisor]\nmode = \"{mode}\"\n[paths]\nsupervisor = \"{program}\"\n");
+        fs::write(more.join("supervisor.toml"), text).expect("a file");
+        Runtime::with_config(low_level, &config)
+    }
+
+    fn figures(&self) -> String {
+        fs::read_to_string(self.node.root().join("manager/figures")).expect("the manager answers")
+    }
+
+    /// Bytes of the GPU in use, as the manager itself counts.
+    fn used(&self) -> u64 {
+        let figures = self.figures();
+        let used = figures.lines().find_map(|line| line.strip_prefix("gpu 0 used "));
+        used.and_then(|used| used.parse().ok()).expect("there is a GPU")
+    }
+
+    fn eventually(&self, what: &str, holds: impl FnMut() -> bool) {
+        assert!(eventually(LONG, holds), "{what}\n{}", self.figures());
+    }
+
+    /// A container that does `script` with RM's files at hand.
+    fn bundle(&self, memory: &str, script: &str) -> Bundle {
+        let files = self.node.root().join("manager");
+        let bundle = Bundle::host_root().args(&["/bin/sh", "-c", script]);
+        let bundle = if memory.is_empty() { bundle } else { bundle.env("GPUSHARE_MEMORY", memory) };
+        bundle
+            .mount(json!({"destination": FILES, "type": "bind", "source": files, "options": ["rbind", "rw"]}))
+    }
+
+    /// Pids of this node's keepers and workers.
+    fn supervisors(&self) -> Vec<i32> {
+        let root = self.node.root();
+        let is_its = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            line.starts_with("gpushare-supervisor\0") && line.contains(&*root.to_string_lossy())
+        };
+        let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
+        processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect()
+    }
+
+    /// What the state folder has of supervisors.
+    fn left(&self) -> Vec<PathBuf> {
+        let folders = ["supervised", "budgets"].map(|name| self.node.state().join(name));
+        let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // What is being killed may still have a file of it.
+        let _ = umount2(&self.node.root().join("manager"), MntFlags::MNT_DETACH);
+    }
+}
+
+fn era() -> &'static Era {
+    Era::for_version(driver_version().parse().expect("a version")).expect("a known driver")
+}
+
+/// A shell command that attacks in this way, and holds what it got.
+fn attack(mode: &str) -> String {
+    format!("sleep 1000 | {ATTACKER} {FILES} {mode} --pieces 40 --driver {}", driver_version())
+}
+
+/// Waits until the container's program says what it got.
+fn said(node: &Node, container: &Container) -> String {
+    node.eventually("the program speaks", || container.stdout().contains('\n'));
+    container.stdout()
+}
+
+fn ready() -> bool {
+    let has_fuse = fs::exists("/dev/fuse").unwrap_or(false);
+    assert!(has_fuse || std::env::var("CI").as_deref() != Ok("true"), "there is no /dev/fuse");
+    if !has_fuse {
+        println!("skipped: containers under a supervisor: no /dev/fuse");
+    }
+    has_fuse && met(NEEDS)
+}
+
+fn is_filtered(container: &Container) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", container.pid())).expect("it runs");
+    !status.contains("Seccomp:\t0")
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_container_holds_its_share_and_not_a_page_more() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    for low_level in LowLevel::ALL {
+        let runtime = node.runtime(low_level, "required");
+        for mode in ["long", "heap", "wrapped", "export"] {
+            let bundle = node.bundle("1GiB", &attack(mode));
+            let container = runtime.run(&bundle);
+            let said = said(&node, &container);
+            let used = node.used();
+            assert!((960 * MIB..=1024 * MIB).contains(&used), "{low_level:?} {mode}: {used} {said}");
+            assert_eq!(node.supervisors().len(), 2, "a keeper and a worker");
+            assert_eq!(node.left().len(), 2, "{:?}", node.left());
+            drop(container);
+            node.eventually("its memory is gone", || node.used() == 0);
+            node.eventually("its supervisor is gone", || node.supervisors().is_empty());
+            assert_eq!((leases(runtime.config()), node.left()), (vec![], vec![]), "{low_level:?} {mode}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_process_that_is_added_is_held_with_the_container_or_gets_nothing() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let added = |times: usize| {
+        let one = format!("{ATTACKER} {FILES} long --pieces 40 --driver {} </dev/null", driver_version());
+        vec![one; times].join("; ")
+    };
+    for low_level in LowLevel::ALL {
+        let runtime = node.runtime(low_level, "required");
+        let bundle = node.bundle("1GiB", &attack("long --piece 262144"));
+        let container = runtime.run(&bundle);
+        let _ = said(&node, &container);
+        assert_eq!(node.used(), 1024 * MIB);
+        let told = container.exec(&["/bin/sh", "-c", &added(2)]);
+        assert_eq!(told.stdout, "got 0 pieces: Status(Status(81))\n".repeat(2), "{low_level:?}: {told:?}");
+        // With nobody to ask, an added process gets nothing, and runs.
+        let supervised = node.node.state().join("supervised").join(bundle.id());
+        let hidden = node.node.state().join("hidden");
+        fs::rename(&supervised, &hidden).expect("it is there");
+        fs::create_dir(&supervised).expect("a folder");
+        fs::write(supervised.join("1"), "{").expect("a file");
+        let told = container.exec(&["/bin/sh", "-c", &format!("echo runs; {}", added(1))]);
+        assert!(told.stdout.starts_with("runs\n"), "{told:?}");
+        assert!(told.stderr.contains("root client: Errno(ENOTTY)"), "{low_level:?}: {told:?}");
+        fs::remove_dir_all(&supervised).expect("it is there");
+        fs::rename(&hidden, &supervised).expect("it is there");
+        drop(container);
+        node.eventually("its memory is gone", || node.used() == 0);
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn an_update_counts_at_once() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Runc, "required");
+    let bundle = node.bundle("1GiB", "sleep 1000");
+    let container = runtime.run(&bundle);
+    let tried = |pieces: u32| {
+        let line = format!("{ATTACKER} {FILES} long --pieces {pieces} --driver {}", driver_version());
+        container.exec(&["/bin/sh", "-c", &format!("{line} </dev/null")]).stdout
+    };
+    assert_eq!(tried(40), "got 16 pieces: Status(Status(81))\n");
+    for (memory, want) in [("2GiB", 32), ("512MiB", 8)] {
+        let _ = cli(runtime.config(), &["update", bundle.id(), "--memory", memory]).expect_success("update");
+        assert_eq!(tried(40), format!("got {want} pieces: Status(Status(81))\n"), "{memory}");
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn who_asks_for_nothing_gets_no_filter_and_a_share_one_with_or_without_a_supervisor() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    for low_level in LowLevel::ALL {
+        let runtime = node.runtime(low_level, "required");
+        for (mode, memory, filtered) in
+            [("required", "", false), ("required", "1GiB", true), ("off", "1GiB", false)]
+        {
+            let runtime = if mode == "off" { &node.runtime(low_level, mode) } else { &runtime };
+            let bundle = node.bundle(memory, "sleep 1000");
+            let container = runtime.run(&bundle);
+            assert_eq!(is_filtered(&container), filtered, "{low_level:?} {mode} {memory}");
+            assert_eq!(node.supervisors().len(), if filtered { 2 } else { 0 }, "{mode} {memory}");
+            drop(container);
+            node.eventually("its supervisor is gone", || node.supervisors().is_empty());
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn what_no_supervisor_can_hold_is_refused_or_left_to_the_libraries() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let notifies = json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+        {"names": ["getcwd"], "action": "SCMP_ACT_NOTIFY"}
+    ]});
+    let gone = "/nowhere/gpushare-supervisor";
+    let listens = Some("has a listener of its own");
+    for (mode, has_listener, program, want) in [
+        ("required", true, None, listens),
+        ("auto", true, None, listens),
+        ("required", false, Some(gone), Some("its program /nowhere/gpushare-supervisor is not there")),
+        ("auto", false, Some(gone), None),
+        ("off", true, None, None),
+    ] {
+        let what = format!("{mode} {has_listener} {program:?}");
+        let runtime = node.runtime(LowLevel::Runc, mode);
+        if let Some(program) = program {
+            let more = runtime.config().with_extension("toml.d").join("z.toml");
+            fs::write(more, format!("[paths]\nsupervisor = \"{program}\"\n")).expect("a file");
+        }
+        let bundle = node.bundle("1GiB", "sleep 1000");
+        let bundle = if has_listener { bundle.set("/linux/seccomp", notifies.clone()) } else { bundle };
+        match (runtime.create(&bundle), want) {
+            (Ok(container), None) => {
+                container.start();
+                assert!(!is_filtered(&container), "{what}");
+            }
+            // runc itself refuses it: nobody listens.
+            (Err(refusal), None) if has_listener => assert!(!refusal.line().contains("gpushare"), "{what}"),
+            (Err(refusal), Some(want)) => {
+                assert!(refusal.line().contains(want), "{what}: {}", refusal.line());
+                assert_eq!((leases(runtime.config()), node.left()), (vec![], vec![]), "{what}");
+            }
+            (Ok(_), Some(_)) => panic!("{what}: it was created"),
+            (Err(refusal), None) => panic!("{what}: {}", refusal.line()),
+        }
+        node.eventually("no supervisor is left", || node.supervisors().is_empty());
+    }
+}
