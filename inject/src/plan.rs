@@ -181,6 +181,7 @@ fn supervised(request: &Request, lease: &Lease, parts: PlanParts) -> Option<Supe
         control: control.clone(),
         uvm: control.with_file_name("nvidia-uvm"),
         budget: Budgets::of(parts.programs.state).path(lease.id),
+        limits: Region::of(parts.programs.state, lease.id).limits(),
     })
 }
 

@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 use gpushare_inventory::NOBODYS;
 use gpushare_quota::{Enforcement, Lease, REGIONS, lock_without_queue};
 use gpushare_region::{
-    ComputePolicy, DeviceLimits, LIMITS_VERSION, TooManyDevices, USAGE_LEN, USAGE_VERSION,
-    empty_usage_header, encode_limits,
+    ComputePolicy, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, TooManyDevices, USAGE_LEN, USAGE_VERSION,
+    empty_usage_header, encode_limits, set_supervised,
 };
 use gpushare_request as request;
 use namespace::Namespace;
@@ -143,18 +143,14 @@ impl Region {
     /// # Errors
     /// When any of it cannot be made. Nothing is left then.
     pub fn make(&self, lease: &Lease) -> Result<(), RegionError> {
-        let limits = encode_limits(&limits(lease), lease.host_memory.bytes())
-            .map_err(|TooManyDevices| RegionError::TooManyDevices)?;
+        let limits = encoded(lease).map_err(|TooManyDevices| RegionError::TooManyDevices)?;
         let io = |source| self.io(source);
         // A folder that is there already belongs to somebody else, so it is not removed here.
         self.make_folder().map_err(io)?;
         if !lease.enforcement.terms().has_region {
             return Ok(());
         }
-        let made = match lease.enforcement {
-            Enforcement::Supervised => self.budgets.make(lease),
-            _ => Ok(()),
-        };
+        let made = if is_supervised(lease) { self.budgets.make(lease) } else { Ok(()) };
         made.and_then(|()| self.fill(&lease.member.key.container, &limits)).map_err(|source| {
             self.remove();
             io(source)
@@ -299,6 +295,19 @@ fn new_file(path: &Path, mode: u32) -> std::io::Result<File> {
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     fchown(&file, Some(NOBODYS), Some(NOBODYS))?;
     Ok(file)
+}
+
+/// The limits file of a lease as it is made.
+fn encoded(lease: &Lease) -> Result<[u8; LIMITS_LEN], TooManyDevices> {
+    let mut file = encode_limits(&limits(lease), lease.host_memory.bytes())?;
+    if is_supervised(lease) {
+        set_supervised(&mut file);
+    }
+    Ok(file)
+}
+
+fn is_supervised(lease: &Lease) -> bool {
+    lease.enforcement == Enforcement::Supervised
 }
 
 fn limits(lease: &Lease) -> Vec<DeviceLimits> {

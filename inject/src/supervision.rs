@@ -40,6 +40,8 @@ pub struct Supervised {
     pub uvm: PathBuf,
     /// The lease's budget.
     pub budget: PathBuf,
+    /// The limits that its programs read.
+    pub limits: PathBuf,
 }
 
 /// Why a container with a share cannot start under a supervisor, or beside containers that one holds.

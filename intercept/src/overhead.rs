@@ -24,6 +24,23 @@ const PAUSE: u64 = 5_000;
 impl Book {
     /// What the contexts of a process on `device` are charged as.
     pub fn context_cost(&self, device: usize) -> ContextCost {
+        let cost = self.cost_by_host(device);
+        // A supervisor charges what they take. The charge here is for people who look at the books.
+        if self.charged(device).is_some() { ContextCost { most: cost.bare, ..cost } } else { cost }
+    }
+
+    /// Bytes that a supervisor has charged the container with on `device`; `None` where the books hold its memory.
+    #[inline]
+    pub(crate) fn charged(&self, device: usize) -> Option<u64> {
+        self.limits.and_then(|file| file.charged(device))
+    }
+
+    /// Whether a supervisor outside of the container holds its memory.
+    pub fn is_supervised(&self, device: usize) -> bool {
+        self.charged(device).is_some()
+    }
+
+    fn cost_by_host(&self, device: usize) -> ContextCost {
         let line = self.limits.and_then(|file| file.devices.get(device));
         line.map_or(ContextCost::UNKNOWN, gpushare_region::LimitLine::context_cost)
     }
@@ -32,13 +49,19 @@ impl Book {
     #[inline]
     pub(crate) fn is_far_from(&self, limit: u64, device: usize, bytes: u64) -> bool {
         let line = self.limits.and_then(|file| file.devices.get(device));
-        bytes <= limit - limit / NEAR && line.is_some_and(|line| !line.is_beyond_cost())
+        bytes <= limit - limit / NEAR
+            && self.charged(device).is_none()
+            && line.is_some_and(|line| !line.is_beyond_cost())
     }
 
     /// The limit of `device` in bytes, raised by what contexts are charged and do not take, or lowered by what they
     /// take and are not charged.
     pub(crate) fn limit_by_figure(&self, usage: &UsageFile, device: usize) -> u64 {
         let Some(file) = self.limits else { return 0 };
+        if let Some(charged) = file.charged(device) {
+            // What the books say is in both, so that what is left is the limit less what is charged.
+            return file.memory(device).saturating_add(self.used(device)).saturating_sub(charged);
+        }
         let overhead = file.devices.get(device).and_then(|line| line.overhead(sys::now));
         let Some(overhead) = overhead else { return self.limit(device) };
         let charged = sum_of_part(usage, device, Part::Contexts);
@@ -67,6 +90,9 @@ impl Book {
     /// By how many bytes less the container holds of `device` than its books say, by the host's figure; 0 without one.
     pub fn uncharged(&self, device: usize) -> u64 {
         let (Some(file), Some(usage)) = (self.limits, self.usage) else { return 0 };
+        if let Some(charged) = file.charged(device) {
+            return self.used(device).saturating_sub(charged);
+        }
         let overhead = file.devices.get(device).and_then(|line| line.overhead(sys::now));
         let charged = sum_of_part(usage, device, Part::Contexts);
         overhead.map_or(0, |overhead| charged.saturating_sub(overhead.of(charged)))
@@ -81,6 +107,9 @@ impl Book {
         let (Some(line), Some(measured)) = (file.devices.get(device), file.measured.get(device)) else {
             return false;
         };
+        if file.charged(device).is_some() {
+            return false; // it is there, and exact
+        }
         // MPS' server has the contexts, so the host has no figure of them.
         if line.policy.load(Relaxed) == ComputePolicy::Mps.number() {
             return false;

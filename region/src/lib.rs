@@ -14,7 +14,8 @@ mod usage;
 
 pub use limits::{
     ComputePolicy, ContextCost, DeviceLimits, LIMITS_LEN, LIMITS_VERSION, LimitLine, LimitsFile,
-    LimitsHeader, Measured, Measurement, Overhead, TooManyDevices, encode_limits, grants_are, measurements,
+    LimitsHeader, Measured, Measurement, Overhead, TooManyDevices, charged_at, encode_limits, grants_are,
+    measurements, set_supervised,
 };
 pub use reports::{Throttle, read_throttles, read_wishes};
 pub use usage::{

@@ -54,7 +54,9 @@ pub struct LimitsHeader {
     /// 1 + the line of `devices` that limits host memory, which is no GPU's and comes after those granted; 0:
     /// nothing may spill into it.
     host_line: AtomicU32,
-    reserved: [AtomicU32; 8],
+    /// 1: a supervisor outside of the container holds its memory.
+    supervised: AtomicU32,
+    reserved: [AtomicU32; 7],
 }
 
 /// The grant on one GPU.
@@ -81,7 +83,8 @@ pub struct LimitLine {
     context_mebibytes: AtomicU32,
     /// What they are charged as in all, in MiB.
     context_most_mebibytes: AtomicU32,
-    /// What they really take, as [`Overhead`] has it: the time of the look in the upper half, the part in the lower.
+    /// What they really take, as [`Overhead`] has it: the time of the look in the upper half, the part in the lower. Where
+    /// a supervisor holds the memory: bytes that it has charged.
     overhead: AtomicU64,
 }
 
@@ -170,7 +173,7 @@ impl core::fmt::Display for TooManyDevices {
 impl core::error::Error for TooManyDevices {}
 
 /// The bytes of a limits file that grants `devices`, and `host_bytes` of host memory that may stand in for
-/// theirs.
+/// theirs. No supervisor holds their memory.
 ///
 /// # Errors
 /// [`TooManyDevices`] above [`MAX_DEVICES`], of which host memory takes the place of one.
@@ -205,6 +208,18 @@ pub fn encode_limits(devices: &[DeviceLimits], host_bytes: u64) -> Result<[u8; L
     Ok(file)
 }
 
+/// Says in the bytes of a limits file that a supervisor holds the container's memory.
+pub fn set_supervised(file: &mut [u8; LIMITS_LEN]) {
+    put(file, SUPERVISED, &1u32.to_ne_bytes());
+}
+
+const SUPERVISED: usize = core::mem::offset_of!(LimitsHeader, supervised);
+
+/// Where a file has the bytes that a supervisor has charged on the GPU of line `line`, of which there must be one.
+pub const fn charged_at(line: usize) -> usize {
+    HEADER_LEN + line * LINE_LEN + core::mem::offset_of!(LimitLine, overhead)
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "a constant of 2112")]
 const FILE_SIZE: u32 = LIMITS_LEN as u32;
 
@@ -230,6 +245,13 @@ impl LimitsFile {
         use core::sync::atomic::Ordering::Relaxed;
         let [a, b] = [0, 1].map(|word: usize| self.header.magic[word].load(Relaxed).to_ne_bytes());
         a == MAGIC[..4] && b == MAGIC[4..] && self.header.version.load(Relaxed) != LIMITS_VERSION
+    }
+
+    /// Bytes that a supervisor has charged on the GPU of line `device`; `None` where none holds the container's memory.
+    pub fn charged(&self, device: usize) -> Option<u64> {
+        use core::sync::atomic::Ordering::{Acquire, Relaxed};
+        let line = self.devices.get(device).filter(|_| self.header.supervised.load(Relaxed) == 1)?;
+        Some(line.overhead.load(Acquire))
     }
 
     /// The granted lines.

@@ -65,14 +65,15 @@ impl Filter {
 /// # Errors
 /// When it cannot be started.
 pub fn start(supervised: &Supervised, lease: &Lease, key: &LeaseKey, config: &Config) -> Result<Filter> {
-    let Supervised { program, driver, control, uvm, budget } = supervised;
+    let Supervised { program, driver, control, uvm, budget, limits } = supervised;
     let state = &config.paths.state;
     let record =
         Record::prepare(state, key, lease.id, driver).context("cannot keep a record of the supervisor")?;
     inherited::await_children();
     let mut start = Command::new(program);
     start.arg(START).arg("--driver").arg(driver).arg("--control").arg(control).arg("--uvm").arg(uvm);
-    start.arg("--budget-path").arg(budget).arg("--socket-path").arg(&record.socket);
+    start.arg("--budget-path").arg(budget).arg("--limits-path").arg(limits);
+    start.arg("--socket-path").arg(&record.socket);
     let started = start.stdin(Stdio::null()).output().with_context(|| cannot_start(program))?;
     if !started.status.success() {
         let why = String::from_utf8_lossy(&started.stderr);

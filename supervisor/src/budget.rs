@@ -66,16 +66,35 @@ impl Page {
 }
 
 /// The budget, as one supervisor sees it.
-#[derive(Debug)]
 pub struct Budget<'p> {
     page: &'p Page,
     slot: usize,
+    publish: Box<dyn Fn(Gpu, u64) + Send>,
 }
 
 impl<'p> Budget<'p> {
     /// The budget of the supervisor that owns slot `slot`, below [`MOST_SLOTS`].
     pub fn new(page: &'p Page, slot: usize) -> Self {
-        Self { page, slot }
+        Self { page, slot, publish: Box::new(|_, _| ()) }
+    }
+
+    /// The same, which tells `publish` after each change what all supervisors have charged on a GPU, in bytes.
+    #[must_use]
+    pub fn published_by(self, publish: impl Fn(Gpu, u64) + Send + 'static) -> Self {
+        Self { publish: Box::new(publish), ..self }
+    }
+
+    fn publish(&self, gpu: Gpu) {
+        // Of two that publish at once, the last has to tell the sum of both.
+        let mut told = self.charged(gpu);
+        loop {
+            (self.publish)(gpu, told);
+            let now = self.charged(gpu);
+            if now == told {
+                return;
+            }
+            told = now;
+        }
     }
 
     /// The GPU with this UUID, if the lease has it.
@@ -113,6 +132,7 @@ impl<'p> Budget<'p> {
         for attempt in 1..=TRIES {
             own.store(before.saturating_add(bytes), Ordering::SeqCst);
             if self.charged(gpu) <= self.limit(gpu) {
+                self.publish(gpu);
                 return true;
             }
             own.store(before, Ordering::SeqCst);
@@ -129,6 +149,7 @@ impl<'p> Budget<'p> {
     /// Sets what this supervisor has charged on a GPU, above the limit too: what is in use is in use.
     pub fn set(&self, gpu: Gpu, bytes: u64) {
         self.page.slots[self.slot].charged[gpu].store(bytes, Ordering::SeqCst);
+        self.publish(gpu);
     }
 }
 

@@ -24,6 +24,8 @@ pub struct Holdings {
     pub memory: OwnedFd,
     /// The lease's budget.
     pub budget: OwnedFd,
+    /// The limits that the container's programs read.
+    pub limits: OwnedFd,
     /// Where new listeners are handed over.
     pub socket: OwnedFd,
     /// Seccomp listeners, one for each filter that processes of the container have.
@@ -67,15 +69,20 @@ impl Holdings {
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("gpushare-supervisor").arg(role.word()).args(&self.words);
-        let mut inherited =
-            vec![theirs.as_fd(), self.memory.as_fd(), self.budget.as_fd(), self.socket.as_fd()];
+        let mut inherited = vec![
+            theirs.as_fd(),
+            self.memory.as_fd(),
+            self.budget.as_fd(),
+            self.limits.as_fd(),
+            self.socket.as_fd(),
+        ];
         inherited.extend(self.listeners.iter().map(AsFd::as_fd));
         // Copies without close-on-exec, which this process drops at once.
         let copies = inherited.into_iter().map(inheritable).collect::<Result<Vec<_>, _>>()?;
-        for (flag, copy) in ["--link", "--memory", "--budget", "--socket"].iter().zip(&copies) {
+        for (flag, copy) in ["--link", "--memory", "--budget", "--limits", "--socket"].iter().zip(&copies) {
             command.arg(flag).arg(copy.as_raw_fd().to_string());
         }
-        for listener in &copies[4..] {
+        for listener in &copies[5..] {
             command.arg("--listener").arg(listener.as_raw_fd().to_string());
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(drop)?;

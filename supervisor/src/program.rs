@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -19,6 +20,7 @@ use crate::memory::Mapped;
 use crate::worker::{Peer, Worker};
 use crate::{memory, rights, sys};
 use anyhow::{Context, Result, bail};
+use gpushare_region::charged_at;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -41,9 +43,11 @@ struct Args {
     slot: usize,
     socket_path: PathBuf,
     budget_path: PathBuf,
+    limits_path: PathBuf,
     link: Option<i32>,
     memory: Option<i32>,
     budget: Option<i32>,
+    limits: Option<i32>,
     socket: Option<i32>,
     listeners: Vec<i32>,
     /// The words that both roles need.
@@ -76,17 +80,20 @@ fn run(mut words: impl Iterator<Item = String>) -> Result<()> {
     if role.is_none() {
         sys::close_inherited();
     }
+    // The limits are a file that root may write to by its rights alone.
+    let limits = role.is_none().then(|| open(&args.limits_path)).transpose();
+    let limits = limits.with_context(|| format!("limits {}", args.limits_path.display()))?;
     rights::drop_all_but_needed().context("capabilities")?;
     let link = args.link.map(inherited).transpose()?;
     match role {
-        None => start(&args),
+        None => start(&args, limits.context("no limits")?),
         Some(Role::Keeper) => keep(args.holdings()?, link).context("keeper"),
         Some(Role::Worker) => work(args, era, devices, link).context("worker"),
     }
 }
 
 /// Starts the keeper of a container, and returns when it takes listeners.
-fn start(args: &Args) -> Result<()> {
+fn start(args: &Args, limits: OwnedFd) -> Result<()> {
     if !sys::can_listen() || !sys::notification_fits() {
         bail!("this kernel cannot report system calls as the supervisor needs it (5.19 or newer)");
     }
@@ -98,7 +105,7 @@ fn start(args: &Args) -> Result<()> {
         listen_at(&args.socket_path).with_context(|| format!("socket {}", args.socket_path.display()))?;
     let mut words = args.common.clone();
     words.extend(["--slot".to_owned(), slot.to_string()]);
-    let holdings = Holdings { memory, budget, socket, listeners: Vec::new(), words };
+    let holdings = Holdings { memory, budget, limits, socket, listeners: Vec::new(), words };
     let link = holdings.start(Role::Keeper).context("keeper")?;
     let _ = receive_descriptor(&link).context("the keeper ended at once")?;
     Ok(())
@@ -122,7 +129,14 @@ fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) 
     let Mapped { entry, records, touch } = memory::map(&holdings.memory)?;
     let page = memory::map_budget(&holdings.budget)?;
     let books = Books::open(records);
-    let parts = (books, Budget::new(page, args.slot), Journal::open(entry));
+    let limits = File::from(holdings.limits.try_clone()?);
+    // Not mapped: a container that may mount could cut the file short under the mapping.
+    let publish = move |gpu, bytes: u64| {
+        let at = u64::try_from(charged_at(gpu)).unwrap_or(u64::MAX);
+        let _ = limits.write_all_at(&bytes.to_ne_bytes(), at); // it tells programs, and decides nothing
+    };
+    let budget = Budget::new(page, args.slot).published_by(publish);
+    let parts = (books, budget, Journal::open(entry));
     let on_race = Box::new(|race: &Race, processes: &[&OwnedFd]| {
         // Below the limit it is charged, and nobody else's memory is at stake.
         for process in processes.iter().filter(|_| race.is_above) {
@@ -170,10 +184,12 @@ impl Args {
                 "--link" => args.link = Some(number()?),
                 "--memory" => args.memory = Some(number()?),
                 "--budget" => args.budget = Some(number()?),
+                "--limits" => args.limits = Some(number()?),
                 "--socket" => args.socket = Some(number()?),
                 "--listener" => args.listeners.push(number()?),
                 "--socket-path" => args.socket_path = value.into(),
                 "--budget-path" => args.budget_path = value.into(),
+                "--limits-path" => args.limits_path = value.into(),
                 _ => {
                     args.common.extend([flag.clone(), value.clone()]);
                     match flag.as_str() {
@@ -195,9 +211,10 @@ impl Args {
         let one = |fd: Option<i32>, what| inherited(fd.context(what)?).context(what);
         let memory = one(self.memory, "--memory")?;
         let budget = one(self.budget, "--budget")?;
+        let limits = one(self.limits, "--limits")?;
         let socket = one(self.socket, "--socket")?;
         let listeners = self.listeners.iter().map(|fd| inherited(*fd)).collect::<Result<_, _>>()?;
-        Ok(Holdings { memory, budget, socket, listeners, words: self.common.clone() })
+        Ok(Holdings { memory, budget, limits, socket, listeners, words: self.common.clone() })
     }
 }
 

@@ -47,9 +47,14 @@ impl Machine {
             machine.bind(Path::new(folder));
         }
         // A machine that nobody has used gpushare on yet, also where this one has it.
-        for path in
-            ["etc/gpushare", "etc/docker", "run/gpushare", "run/systemd", "usr/lib/gpushare", "var/lib/gpushare"]
-        {
+        for path in [
+            "etc/gpushare",
+            "etc/docker",
+            "run/gpushare",
+            "run/systemd",
+            "usr/lib/gpushare",
+            "var/lib/gpushare",
+        ] {
             // It may not be there.
             let _ = fs::remove_dir_all(root.join(path));
         }

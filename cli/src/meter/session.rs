@@ -267,10 +267,13 @@ impl<'a> Session<'a> {
         let running = Running::default();
         let mut is_news = false;
         for (gpu, metered) in &mut self.gpus {
-            let members: Vec<(i64, usize)> = match weighs {
-                true => metered.account.members().map(|(id, member)| (id, member.line)).collect(),
-                false => Vec::new(),
+            // A supervisor knows what contexts take.
+            let is_held_by_books = |id: &i64| {
+                let lease = self.leases.iter().find(|lease| lease.id == *id);
+                lease.is_some_and(|lease| lease.enforcement.terms().is_held_by_books)
             };
+            let members = metered.account.members().filter(|(id, _)| weighs && is_held_by_books(id));
+            let members: Vec<(i64, usize)> = members.map(|(id, member)| (id, member.line)).collect();
             let books = |(id, line): (i64, usize)| {
                 let lease = self.leases.iter().find(|lease| lease.id == id)?;
                 let usage = read_books(&self.kept, self.state, lease, &running).ok()?;

@@ -14,14 +14,14 @@ use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
     ContextCost, Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Overhead, Throttle,
-    USAGE_HEADER_LEN, USAGE_LEN, Usage, encode_limits, grants_are, lock_byte, measurements, read_throttles,
-    read_usage_of, read_wishes, usage_length,
+    USAGE_HEADER_LEN, USAGE_LEN, Usage, grants_are, lock_byte, measurements, read_throttles, read_usage_of,
+    read_wishes, usage_length,
 };
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 
 use super::mapped::Mapped;
-use super::{Region, limits, mapped, usage_name};
+use super::{Region, encoded, is_supervised, limits, mapped, usage_name};
 use crate::context_costs::ContextCosts;
 
 /// Why a container's `usage` file cannot be used.
@@ -117,7 +117,8 @@ impl Region {
         if file.metadata()?.len() != length {
             file.set_len(length)?;
         }
-        mapped::write(&file, |file| file.set_grants(&limits(lease), lease.host_memory.bytes()))
+        let host = lease.host_memory.bytes();
+        mapped::write(&file, |file| file.set_grants(&limits(lease), host, is_supervised(lease)))
     }
 
     pub(super) fn set_context_costs(&self, lease: &Lease, costs: &ContextCosts) -> io::Result<()> {
@@ -159,7 +160,7 @@ impl Region {
     /// # Errors
     /// When the file cannot be read.
     pub fn grants_are(&self, lease: &Lease) -> io::Result<bool> {
-        let granted = encode_limits(&limits(lease), lease.host_memory.bytes()).map_err(io::Error::other)?;
+        let granted = encoded(lease).map_err(io::Error::other)?;
         // One byte more than a whole file has: this shows that a file was made longer.
         let bytes = read(&open(&self.limits, false)?, LIMITS_LEN + 1)?;
         Ok(grants_are(&bytes, &granted))

@@ -44,6 +44,11 @@ impl Charge {
     pub(super) fn for_context(here: Here, device: u8) -> Option<Self> {
         let book = here.book();
         let ContextCost { bare, most } = book.context_cost(device.into());
+        if book.is_supervised(device.into()) {
+            // Whether it fits is not decided here.
+            book.add(device.into(), bare);
+            return Some(Self { here, device, bytes: bare });
+        }
         let charge = Self::take_once(here, device, most).or_else(|| {
             let room = book.room(device.into()).min(most);
             (room >= bare).then(|| Self::take_once(here, device, room))?

@@ -13,7 +13,8 @@ fn seen(here: Here, line: u8, driver_free: u64, driver_total: u64) -> (u64, u64)
     share::reap(here); // memory whose exported descriptors were closed is free now
     let line = usize::from(line);
     let book = here.book();
-    let free = book.within_reach(line).saturating_sub(book.used_by_living(line));
+    let used = book.used_by_living(line);
+    let free = book.within_reach(line).saturating_sub(used);
     (free.min(driver_free), book.size(line))
 }
 

@@ -15,11 +15,11 @@ const SEQUENCE: core::ops::Range<usize> = 16..20;
 const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
 
 impl LimitsFile {
-    /// Writes all that `grants` and `host_bytes` say over whatever the file held, and leaves the measurements
+    /// Writes all that `grants`, `host_bytes` and `is_supervised` say over whatever the file held, and leaves the measurements
     /// alone. Only one writer may run at a time. A writer that died half-way leaves an odd sequence, from
     /// which the next writer continues. Each word is stored once, so a reader of a single word sees the old
     /// or the new value. Grants beyond the file's last line are not written.
-    pub fn set_grants(&self, grants: &[DeviceLimits], host_bytes: u64) {
+    pub fn set_grants(&self, grants: &[DeviceLimits], host_bytes: u64, is_supervised: bool) {
         let header = &self.header;
         let writing = header.sequence.load(Relaxed) | 1;
         header.sequence.store(writing, Relaxed);
@@ -29,6 +29,7 @@ impl LimitsFile {
         }
         header.version.store(LIMITS_VERSION, Relaxed);
         header.size.store(FILE_SIZE, Relaxed);
+        header.supervised.store(u32::from(is_supervised), Relaxed);
         header.reserved.iter().for_each(|word| word.store(0, Relaxed));
         let host = self.devices.get(grants.len()).filter(|_| host_bytes > 0);
         for (index, line) in self.devices.iter().enumerate() {
@@ -105,7 +106,7 @@ mod tests {
         for (grants, host) in [(&few[..], 0), (&few[..], 3 << 30), (&many[..], 0), (&[], 0)] {
             let new = encode_limits(grants, host).unwrap();
             for old in [empty(), mapped(&wild), mapped(&encode_limits(&[device(7, 7)], 9).unwrap())] {
-                old.set_grants(grants, host);
+                old.set_grants(grants, host, false);
                 assert!(grants_are(&bytes_of(&old), &new), "{} grants", grants.len());
                 assert!(old.is_known());
             }
@@ -135,7 +136,7 @@ mod tests {
         let cost = ContextCost { bare: 1 << 20, most: 2 << 20 };
         file.devices[0].set_context_cost(cost);
         file.devices[0].set_overhead(Overhead::new(3, 2), 0);
-        file.set_grants(&[device(1, 1)], 0);
+        file.set_grants(&[device(1, 1)], 0, false);
         assert_eq!(file.measured[0].until.load(Relaxed), 5);
         assert_eq!(file.devices[0].context_cost(), cost);
         assert!(file.devices[0].is_beyond_cost());
@@ -144,9 +145,9 @@ mod tests {
     #[test]
     fn a_writer_that_died_half_way_is_followed_by_a_whole_one() {
         let file = empty();
-        file.set_grants(&[device(1, 1)], 0);
+        file.set_grants(&[device(1, 1)], 0, false);
         file.header.sequence.fetch_add(1, Relaxed);
-        file.set_grants(&[device(1, 2)], 0);
+        file.set_grants(&[device(1, 2)], 0, false);
         assert_eq!(file.header.sequence.load(Relaxed) % 2, 0);
         assert_eq!(file.memory(0), 2);
     }

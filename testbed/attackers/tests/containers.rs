@@ -13,6 +13,7 @@ use gpushare_tests::command::eventually;
 use gpushare_tests::leases::{cli, leases, told};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{SimulatedNode, driver_version};
+use gpushare_tests::probe::{GIB, Report, SUCCESS};
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use nix::mount::{MntFlags, umount2};
 use serde_json::json;
@@ -37,7 +38,7 @@ impl Node {
         let uuid = told(node.config(), &["devices", "--json"])["gpus"][0]["uuid"].clone();
         let digits: String = uuid.as_str().expect("a UUID").chars().filter(char::is_ascii_hexdigit).collect();
         let uuid = u128::from_str_radix(&digits, 16).expect("a UUID").to_be_bytes();
-        let folder = node.root().join("manager");
+        let folder = node.shared().join("manager");
         fs::create_dir(&folder).expect("a folder");
         let manager = Manager::new(era(), vec![Gpu { uuid, memory: 80 << 30 }]);
         let session = mount(manager, 1, &folder).expect("root may mount");
@@ -57,7 +58,7 @@ impl Node {
     }
 
     fn figures(&self) -> String {
-        fs::read_to_string(self.node.root().join("manager/figures")).expect("the manager answers")
+        fs::read_to_string(self.node.shared().join("manager/figures")).expect("the manager answers")
     }
 
     /// Bytes of the GPU in use, as the manager itself counts.
@@ -73,7 +74,7 @@ impl Node {
 
     /// A container that does `script` with RM's files at hand.
     fn bundle(&self, memory: &str, script: &str) -> Bundle {
-        let files = self.node.root().join("manager");
+        let files = self.node.shared().join("manager");
         let bundle = Bundle::host_root().args(&["/bin/sh", "-c", script]);
         let bundle = if memory.is_empty() { bundle } else { bundle.env("GPUSHARE_MEMORY", memory) };
         bundle
@@ -103,7 +104,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         // What is being killed may still have a file of it.
-        let _ = umount2(&self.node.root().join("manager"), MntFlags::MNT_DETACH);
+        let _ = umount2(&self.node.shared().join("manager"), MntFlags::MNT_DETACH);
     }
 }
 
@@ -282,5 +283,60 @@ fn what_no_supervisor_can_hold_is_refused_or_left_to_the_libraries() {
             (Err(refusal), None) => panic!("{what}: {}", refusal.line()),
         }
         node.eventually("no supervisor is left", || node.supervisors().is_empty());
+    }
+}
+
+/// What an ordinary client of libcuda sees and gets in this container.
+fn client(container: &Container, sizes: &[&str]) -> Report {
+    let mut words = vec!["/bin/gpushare-simulator".to_owned(), "probe".to_owned(), "--json".to_owned()];
+    words.extend(sizes.iter().flat_map(|size| ["--allocate".to_owned(), (*size).to_owned()]));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Report::parse(&container.exec(&words).expect_success("the CUDA client in the container").stdout)
+}
+
+/// The driver's library makes RM's calls, and so the supervisor counts what it takes: contexts to the byte, and
+/// allocations until the share is full.
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn ordinary_programs_use_their_share_to_the_last_mebibytes() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    for low_level in LowLevel::ALL {
+        let runtime = node.runtime(low_level, "required");
+        let held = "/bin/gpushare-simulator probe --json --allocate 3GiB --hold 1000 & \
+                    sleep 1000";
+        let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB").args(&["/bin/sh", "-c", held]);
+        let container = runtime.run(&bundle);
+        let first = Report::parse(&said(&node, &container));
+        first.assert_size(4 * GIB);
+        assert_eq!(first.allocations(), [SUCCESS]);
+        // The context of the simulated driver, a channel group and an address space beside it.
+        let used = node.used();
+        let context = used - 3 * GIB;
+        assert!((520 * MIB..=524 * MIB).contains(&context), "{low_level:?}: {context}");
+        // What a channel group takes is charged by a measured figure, half a MiB above the simulated one.
+        let free = first.number("memory_free");
+        assert!((0..MIB).contains(&(4 * GIB - context - free)), "{low_level:?}: {free} beside {context}");
+        let second = client(&container, &["1MiB"]);
+        assert_eq!(second.allocations(), ["CUDA_ERROR_INVALID_CONTEXT"], "no second context fits");
+        assert_eq!(node.used(), used);
+        drop(container);
+        node.eventually("its memory is gone", || node.used() == 0);
+
+        let bundle =
+            Bundle::with_probe().env("GPUSHARE_MEMORY", "4GiB").args(&["/bin/sh", "-c", "sleep 1000"]);
+        let container = runtime.run(&bundle);
+        let sizes =
+            ["3GiB", "512MiB", "256MiB", "128MiB", "64MiB", "32MiB", "16MiB", "8MiB", "4MiB", "2MiB", "2MiB"];
+        let all = client(&container, &sizes);
+        let answers = all.allocations();
+        assert_eq!(answers[0], SUCCESS);
+        let got = answers.iter().zip([3072, 512, 256, 128, 64, 32, 16, 8, 4, 2, 2]);
+        let got: u64 = got.filter(|(answer, _)| *answer == SUCCESS).map(|(_, size)| size).sum();
+        assert!(got >= 4096 - 520 - 8, "{low_level:?}: {got} MiB of 4096 beside a context of 520");
+        drop(container);
+        node.eventually("its memory is gone", || node.used() == 0);
     }
 }

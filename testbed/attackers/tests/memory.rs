@@ -56,7 +56,9 @@ impl Node {
         file.write_all_at(page.as_bytes(), 0).expect("room for the budget");
         let mut start = Command::new(env!("CARGO_BIN_EXE_supervisor"));
         start.arg("start").args(["--driver", driver]).arg("--budget-path").arg(&budget);
-        start.arg("--socket-path").arg(folder.path().join("socket"));
+        let limits = folder.path().join("limits");
+        fs::write(&limits, [0; 4096]).expect("a file");
+        start.arg("--limits-path").arg(limits).arg("--socket-path").arg(folder.path().join("socket"));
         start.arg("--control").arg(dev.join("nvidiactl")).arg("--uvm").arg(dev.join("nvidia-uvm"));
         start.arg("--gpu").arg(dev.join("nvidia0"));
         assert!(start.status().expect("the supervisor starts").success());

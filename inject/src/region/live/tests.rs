@@ -44,7 +44,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
 /// system.
 fn region(lease: &Lease) -> (tempfile::TempDir, Region) {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("limits"), encode_limits(&limits(lease), 0).unwrap()).unwrap();
+    fs::write(folder.path().join("limits"), encoded(lease).unwrap()).unwrap();
     let mut usage = vec![0; USAGE_LEN];
     usage[..USAGE_HEADER_LEN].copy_from_slice(&empty_usage_header());
     fs::write(folder.path().join("usage"), usage).unwrap();

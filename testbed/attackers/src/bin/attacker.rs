@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use gpushare_attackers::{Client, DEVICE, Entry, Way, call, memory_parameters};
+use gpushare_manager_calls::{Client, DEVICE, Entry, Way, call, memory_parameters};
 use gpushare_supervisor::abi::{Class, Era, alloc, heap, memory, number, put};
 
 /// Tries to hold more device memory than it was granted.
@@ -96,10 +96,10 @@ fn main() -> Result<()> {
             });
         }
         if matches!(args.mode, Mode::Blocked) {
-            let missing = gpushare_attackers::missing_page().context("userfaultfd")?;
+            let missing = gpushare_manager_calls::missing_page().context("userfaultfd")?;
             let file = client.another_file()?;
             scope.spawn(move || {
-                let done = gpushare_attackers::call_at(&file, number::FREE, 16, missing);
+                let done = gpushare_manager_calls::call_at(&file, number::FREE, 16, missing);
                 eprintln!("the blocked call: {done:?}");
             });
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -107,7 +107,7 @@ fn main() -> Result<()> {
         let other = match args.mode {
             Mode::Duplicate => {
                 let other = client.root().ok().context("no second client")?;
-                client.add_device(other).ok().context("no second device")?;
+                client.add_device(other, 0).ok().context("no second device")?;
                 other
             }
             _ => 0,

@@ -1,5 +1,5 @@
-//! The supervisor for simulated nodes. Where such a node has a folder `manager` beside `dev`, RM's files are those in
-//! there: what `dev` has are device nodes without a driver.
+//! The supervisor for simulated nodes. Where such a node has a folder `shared/manager` beside `dev`, RM's files are those
+//! in there: what `dev` has are device nodes without a driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 /// The folder of the simulated RM on the node that has this control device.
 fn manager_beside(control: &Path) -> Option<PathBuf> {
     let dev = control.parent().filter(|folder| folder.ends_with("dev"))?;
-    Some(dev.parent()?.join("manager")).filter(|folder| folder.join("nvidiactl").exists())
+    Some(dev.parent()?.join("shared/manager")).filter(|folder| folder.join("nvidiactl").exists())
 }
 
 fn in_folder(folder: &Path, path: &Path) -> String {

@@ -92,7 +92,7 @@ pub fn grow_by_module(driver: &Driver, ordinal: i32) -> Result {
     }
     let before = on.cost(driver);
     on.modules += 1;
-    if driver.gpu(ordinal)?.take(&driver.session, on.cost(driver) - before) {
+    if driver.take(ordinal, on.cost(driver) - before)? {
         return Ok(());
     }
     on.modules -= 1;
@@ -122,7 +122,7 @@ enum Form {
 fn open(driver: &Driver, ordinal: i32, on: &mut OnDevice, flags: u32, form: Form) -> Result<Handle> {
     if on.live == 0 {
         mps::admit(driver.mps, driver.gpu(ordinal)?, driver.session.index())?;
-        if !driver.gpu(ordinal)?.take(&driver.session, on.cost(driver)) {
+        if !driver.take_for_context(ordinal, on.cost(driver))? {
             return Err(Code::OUT_OF_MEMORY);
         }
     }
@@ -150,7 +150,7 @@ fn close(driver: &Driver, on: &mut OnDevice, handle: Handle) -> Result {
     on.live = on.live.saturating_sub(1);
     if on.live == 0 {
         driver.forget_device(context.ordinal);
-        driver.gpu(context.ordinal)?.give(&driver.session, on.cost(driver));
+        driver.give_contexts(context.ordinal, on.cost(driver))?;
         on.modules = 0;
     }
     Ok(())

@@ -22,6 +22,7 @@ use crate::heap::{Heap, Kind};
 use crate::host::HostMemory;
 use crate::launch::Queue;
 use crate::link::Links;
+use crate::manager::Manager;
 use crate::module::{Function, Modules};
 use crate::mps::Client;
 use crate::pool::Pools;
@@ -39,6 +40,8 @@ const KERNEL_TIME: u64 = 2_000;
 pub struct Driver {
     /// Our slot in the node's state.
     pub session: Session,
+    /// The resource manager, if the node has one.
+    pub manager: Option<Manager>,
     /// This process as a client of MPS, if it is one.
     pub mps: Option<Client>,
     /// The visible GPUs in the order of CUDA's ordinals, as indexes into the state.
@@ -136,6 +139,7 @@ fn start() -> Result<Driver> {
         return Err(Code::NO_DEVICE);
     }
     Ok(Driver {
+        manager: Manager::beside(&place.shared, session.state()),
         contexts: Contexts::new(devices.len()),
         heap: Mutex::new(Heap::default()),
         host: HostMemory::default(),

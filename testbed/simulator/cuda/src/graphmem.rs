@@ -50,7 +50,7 @@ impl GraphMemory {
         let used = books.used + found.extent;
         if used > books.reserved {
             let missing = (used - books.reserved).next_multiple_of(LARGE);
-            if !driver.gpu(found.ordinal)?.take(&driver.session, missing) {
+            if !driver.take(found.ordinal, missing)? {
                 return Err(Code::OUT_OF_MEMORY);
             }
             books.reserved += missing;
@@ -80,7 +80,7 @@ impl GraphMemory {
         let books = state.books.entry(ordinal).or_default();
         let spare = books.reserved - books.used.next_multiple_of(LARGE).min(books.reserved);
         books.reserved -= spare;
-        driver.gpu(ordinal)?.give(&driver.session, spare);
+        driver.give(ordinal, spare)?;
         Ok(())
     }
 

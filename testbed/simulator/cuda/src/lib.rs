@@ -34,6 +34,7 @@ mod launch;
 mod limits;
 mod linear;
 mod link;
+mod manager;
 mod module;
 mod mps;
 mod multicast;

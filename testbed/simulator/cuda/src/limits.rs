@@ -60,10 +60,10 @@ fn set(context: &Context, limit: u32, value: usize) -> Result {
     let mut limits = locked(&context.limits);
     let before = cost(gpu, limit, limits.get(&limit).copied().unwrap_or(default(limit)));
     let after = cost(gpu, limit, value);
-    if after > before && !gpu.take(&driver.session, after - before) {
+    if after > before && !driver.take(context.ordinal, after - before)? {
         return Err(Code::OUT_OF_MEMORY);
     }
-    gpu.give(&driver.session, before.saturating_sub(after));
+    driver.give(context.ordinal, before.saturating_sub(after))?;
     limits.insert(limit, value);
     Ok(())
 }
@@ -73,7 +73,8 @@ impl Driver {
     pub fn forget_limits(&self, context: &Context) {
         let Ok(gpu) = self.gpu(context.ordinal) else { return };
         let gone = std::mem::take(&mut *locked(&context.limits));
-        gpu.give(&self.session, gone.into_iter().map(|(limit, value)| cost(gpu, limit, value)).sum());
+        let gone = gone.into_iter().map(|(limit, value)| cost(gpu, limit, value)).sum();
+        self.give_up(context.ordinal, gone);
     }
 }
 

@@ -21,7 +21,7 @@ impl Driver {
         let found = heap.find_mut(address).filter(|found| found.kind == Kind::Managed);
         let found = found.ok_or(Code::INVALID_VALUE)?;
         let charged = std::mem::take(&mut found.charged);
-        self.gpu(found.ordinal)?.give(&self.session, charged);
+        self.give(found.ordinal, charged)?;
         Ok(())
     }
 
@@ -37,7 +37,7 @@ impl Driver {
         }
         let charged = match kind {
             Kind::Pool(_) | Kind::Graph | Kind::Imported | Kind::Mapped => 0,
-            _ if gpu.take(&self.session, extent) => extent,
+            _ if self.take(ordinal, extent)? => extent,
             // Managed memory may exceed the GPU's; the whole allocation is then left to the host's memory.
             Kind::Managed => 0,
             _ => return Err(Code::OUT_OF_MEMORY),
@@ -45,7 +45,7 @@ impl Driver {
         let new = Allocation::new(ordinal, context, kind, length, extent, charged);
         let placed = locked(&self.heap).place(gpu.memory.load(Ordering::Relaxed), new);
         if placed.is_err() {
-            gpu.give(&self.session, charged);
+            self.give(ordinal, charged)?;
         }
         placed
     }
@@ -58,7 +58,7 @@ impl Driver {
             // Memory below 4 GiB comes from the oldest forms and lies in no GPU's range.
             unreserve(start, gone.extent.next_multiple_of(4096));
         }
-        self.gpu(gone.ordinal)?.give(&self.session, gone.charged);
+        self.give(gone.ordinal, gone.charged)?;
         Ok(gone)
     }
 

@@ -21,12 +21,11 @@ fn allocate(length: u32) -> Result<u32> {
         return Err(Code::INVALID_VALUE);
     }
     let extent = rounded(length.into()).ok_or(Code::OUT_OF_MEMORY)?;
-    let gpu = driver.gpu(context.ordinal)?;
-    if !gpu.take(&driver.session, extent) {
+    if !driver.take(context.ordinal, extent)? {
         return Err(Code::OUT_OF_MEMORY);
     }
-    let start =
-        reserve_low(extent.next_multiple_of(PAGE)).inspect_err(|_| gpu.give(&driver.session, extent))?;
+    let start = reserve_low(extent.next_multiple_of(PAGE))
+        .inspect_err(|_| driver.give_up(context.ordinal, extent))?;
     let new = Allocation::new(context.ordinal, context.home, Kind::Device, length.into(), extent, extent);
     locked(&driver.heap).adopt(new.starting(start.into()));
     Ok(start)

@@ -91,11 +91,11 @@ impl Pool {
     }
 
     fn grow(&self, driver: &Driver, books: &mut Books, missing: u64) -> Result {
-        let gpu = driver.gpu(self.ordinal)?;
         let chunk = missing.checked_next_multiple_of(CHUNK).ok_or(Code::OUT_OF_MEMORY)?;
         let exact = missing.checked_next_multiple_of(LARGE).ok_or(Code::OUT_OF_MEMORY)?;
         let fits = |more: &u64| self.most == 0 || books.reserved.saturating_add(*more) <= self.most;
-        let got = [chunk, exact].into_iter().filter(fits).find(|&more| gpu.take(&driver.session, more));
+        let got =
+            [chunk, exact].into_iter().filter(fits).find(|&more| driver.take(self.ordinal, more) == Ok(true));
         books.reserved += got.ok_or(Code::OUT_OF_MEMORY)?;
         books.reserved_high = books.reserved_high.max(books.reserved);
         Ok(())
@@ -108,7 +108,7 @@ impl Pool {
         let spare = books.reserved.saturating_sub(target);
         if spare > 0 && !self.host {
             books.reserved -= spare;
-            driver.gpu(self.ordinal)?.give(&driver.session, spare);
+            driver.give(self.ordinal, spare)?;
         }
         Ok(())
     }

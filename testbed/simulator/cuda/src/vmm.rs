@@ -111,7 +111,7 @@ impl Virtual {
             if let Some(multicast) = &physical.multicast {
                 multicast.unbind_all(driver);
             }
-            driver.gpu(physical.properties.location)?.give(&driver.session, physical.charged);
+            driver.give(physical.properties.location, physical.charged)?;
         }
         Ok(())
     }
@@ -187,14 +187,13 @@ fn create(driver: &Driver, length: u64, properties: Properties) -> Result<Handle
     if properties.location_kind != DEVICE {
         return Err(Code::NOT_SUPPORTED);
     }
-    let gpu = driver.gpu(properties.location)?;
     if !driver.delay.is_zero() {
         std::thread::sleep(driver.delay);
     }
-    if !gpu.take(&driver.session, length) {
+    if !driver.take(properties.location, length)? {
         return Err(Code::OUT_OF_MEMORY);
     }
-    let file = new_file(length).inspect_err(|_| gpu.give(&driver.session, length))?;
+    let file = new_file(length).inspect_err(|_| driver.give_up(properties.location, length))?;
     let uses = Mutex::new((1, 0));
     let physical = Physical { file, length, charged: length, properties, uses, multicast: None };
     Ok(driver.memory.handles.add(physical))

@@ -1,4 +1,5 @@
-//! Calls to NVIDIA's resource manager (RM) without any library: what a program can send that means harm.
+//! Calls to NVIDIA's resource manager (RM) without any library: those that a driver's library makes, and those of programs
+//! that mean harm.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -146,16 +147,24 @@ pub fn memory_parameters(era: &Era, bytes: u64) -> Vec<u8> {
 }
 
 impl Client {
-    /// Opens RM's files in `folder`.
+    /// Opens RM's files in `folder`, for the first GPU.
     ///
     /// # Errors
     /// When they are not there, or RM refuses.
     pub fn open(folder: &Path, era: &'static Era) -> io::Result<Self> {
+        Self::open_on(folder, era, 0)
+    }
+
+    /// The same for the GPU of this number.
+    ///
+    /// # Errors
+    /// As [`Client::open`].
+    pub fn open_on(folder: &Path, era: &'static Era, gpu: u32) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(folder.join("nvidiactl"))?;
         let mut client = Self { file, handle: 0, era, way: Way::default(), folder: folder.to_owned() };
         let refused = |what| move |refusal| io::Error::other(format!("{what}: {refusal:?}"));
         client.handle = client.root().map_err(refused("root client"))?;
-        client.add_device(client.handle).map_err(refused("device"))?;
+        client.add_device(client.handle, gpu).map_err(refused("device"))?;
         let mut none = [0; Class::SUBDEVICE_PARAMETERS];
         let place = [client.handle, DEVICE, SUBDEVICE];
         client.allocate(Class::SUBDEVICE, place, &mut none).map_err(refused("subdevice"))?;
@@ -182,12 +191,13 @@ impl Client {
         Ok(u32_at(&structure, alloc::HANDLE))
     }
 
-    /// Makes the device of a client.
+    /// Makes the device of a client, on the GPU of this number.
     ///
     /// # Errors
     /// When RM refuses.
-    pub fn add_device(&self, client: u32) -> Result<(), Refusal> {
-        let mut parameters = [0; 56];
+    pub fn add_device(&self, client: u32, gpu: u32) -> Result<(), Refusal> {
+        let mut parameters = [0; Class::DEVICE_PARAMETERS];
+        put(&mut parameters, 0, &gpu.to_ne_bytes());
         self.allocate(Class::DEVICE, [client, client, DEVICE], &mut parameters).map(drop)
     }
 
