@@ -51,6 +51,8 @@ pub enum Kind {
     Unreadable,
     /// Device memory beyond limit and slack.
     Memory,
+    /// Device memory by a call that was changed on its way past the supervisor.
+    Race,
     /// GPU time beyond the share.
     Compute,
     /// A process of no lease uses a shared GPU.
@@ -59,13 +61,14 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Limits,
         Self::Files,
         Self::Unlimited,
         Self::FileLease,
         Self::Unreadable,
         Self::Memory,
+        Self::Race,
         Self::Compute,
         Self::Stranger,
     ];
@@ -79,6 +82,7 @@ impl Kind {
             Self::FileLease => "file-lease",
             Self::Unreadable => "unreadable",
             Self::Memory => "memory",
+            Self::Race => "race",
             Self::Compute => "compute",
             Self::Stranger => "stranger",
         }

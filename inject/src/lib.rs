@@ -83,7 +83,8 @@ pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
 pub use supervision::{
-    Hindrance, Record, Supervised, SupervisionError, SupervisorMode, decide, on_node as can_supervise,
+    Hindrance, Passed, Record, Supervised, SupervisionError, SupervisorMode, decide,
+    on_node as can_supervise, passed,
 };
 pub use sys::outlive_file_size_limit;
 pub use used::{MemoryUse, measured, open_measured, used};

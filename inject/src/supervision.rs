@@ -10,6 +10,7 @@ use gpushare_inventory::Node;
 use gpushare_quota::{Enforcement, Lease};
 use gpushare_request::{InterceptorPolicy, Mode, Request};
 use gpushare_supervisor::abi::Era;
+pub use gpushare_supervisor::budget::Passed;
 use gpushare_supervisor::sys::{can_listen, notification_fits};
 use serde_json::Value;
 
@@ -172,6 +173,14 @@ pub(crate) fn check_lease(
         }
         _ => Ok(()),
     }
+}
+
+/// What went past the supervisors of a lease; `None` where none holds it.
+///
+/// # Errors
+/// When its budget cannot be read.
+pub fn passed(state: &Path, lease: i64) -> std::io::Result<Option<Passed>> {
+    Budgets::of(state).passed(lease)
 }
 
 /// What reports calls to a program of the bundle's choice.

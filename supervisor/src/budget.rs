@@ -19,11 +19,24 @@ pub struct Line {
     limit: AtomicU64,
 }
 
-/// What one supervisor has charged, in bytes of each GPU.
+/// What one supervisor has charged, in bytes of each GPU, and what went past it.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Slot {
     charged: [AtomicU64; MOST_GPUS],
+    /// How often RM counted memory that was never performed.
+    races: AtomicU64,
+    /// How many processes were ended for it.
+    ended: AtomicU64,
+}
+
+/// What went past the supervisors of a lease since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// How often RM counted memory that was never performed: a call was changed while it was let through.
+    pub races: u64,
+    /// How many processes were ended for it, since the lease was above its limit then.
+    pub ended: u64,
 }
 
 /// The shared memory. It is made of zeros.
@@ -46,6 +59,15 @@ impl Page {
         let start: *const u8 = std::ptr::from_ref(self).cast();
         // SAFETY: the page has no padding, and lives as long as the slice.
         unsafe { std::slice::from_raw_parts(start, size_of::<Self>()) }
+    }
+
+    /// What went past the supervisors.
+    pub fn passed(&self) -> Passed {
+        let sum = |of: fn(&Slot) -> &AtomicU64| {
+            let all = self.slots.iter().map(|slot| of(slot).load(Ordering::Relaxed));
+            all.fold(0, u64::saturating_add)
+        };
+        Passed { races: sum(|slot| &slot.races), ended: sum(|slot| &slot.ended) }
     }
 
     /// Whether nothing is charged in a slot.
@@ -146,6 +168,13 @@ impl<'p> Budget<'p> {
         false
     }
 
+    /// Notes that a call went past this supervisor, for which so many processes were ended.
+    pub fn note_race(&self, ended: u64) {
+        let slot = &self.page.slots[self.slot];
+        let _ = slot.races.fetch_add(1, Ordering::Relaxed);
+        let _ = slot.ended.fetch_add(ended, Ordering::Relaxed);
+    }
+
     /// Sets what this supervisor has charged on a GPU, above the limit too: what is in use is in use.
     pub fn set(&self, gpu: Gpu, bytes: u64) {
         self.page.slots[self.slot].charged[gpu].store(bytes, Ordering::SeqCst);
@@ -172,6 +201,10 @@ mod tests {
         page.grant(0, &[7; 16], 50);
         assert!(!one.raise(0, 1), "a limit below what is in use allows nothing more");
         assert_eq!(one.charged(0), 100);
+        assert_eq!(page.passed(), Passed::default());
+        one.note_race(2);
+        two.note_race(0);
+        assert_eq!(page.passed(), Passed { races: 2, ended: 2 });
     }
 
     #[test]

@@ -139,9 +139,8 @@ fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) 
     let parts = (books, budget, Journal::open(entry));
     let on_race = Box::new(|race: &Race, processes: &[&OwnedFd]| {
         // Below the limit it is charged, and nobody else's memory is at stake.
-        for process in processes.iter().filter(|_| race.is_above) {
-            let _ = sys::kill(process.as_fd());
-        }
+        let ended = processes.iter().filter(|_| race.is_above).filter(|one| sys::kill(one.as_fd()).is_ok());
+        ended.fold(0, |count, _| count + 1)
     });
     let kernel = Kernel::new(args.control);
     Worker::new(era, (devices, kernel), parts, (Peer { holdings, link }, touch), on_race).run()?;

@@ -30,8 +30,9 @@ const MOST_RESTARTS: u32 = 64;
 /// Between two comparisons of RM's figures with the books, in microseconds, while there is a client.
 const LOOK_EVERY: u64 = 1_000_000;
 
-/// What is done about a race: it gets the descriptors of the race's processes that are certainly the container's.
-pub type OnRace = Box<dyn FnMut(&Race, &[&OwnedFd])>;
+/// What is done about a race: it gets the descriptors of the race's processes that are certainly the container's, and
+/// returns how many it ended.
+pub type OnRace = Box<dyn FnMut(&Race, &[&OwnedFd]) -> u64>;
 
 /// What a worker holds besides its own books, and the keeper.
 pub struct Peer {
@@ -176,7 +177,8 @@ impl Worker {
         for race in self.supervisor.look() {
             let tasks = &self.supervisor.processes;
             let processes: Vec<_> = race.processes.iter().filter_map(|pid| tasks.descriptor(*pid)).collect();
-            (self.on_race)(&race, &processes);
+            let ended = (self.on_race)(&race, &processes);
+            self.supervisor.budget.note_race(ended);
         }
         self.next_look = self.now() + LOOK_EVERY;
     }

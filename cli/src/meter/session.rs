@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use gpushare_config::{Config, Meter, OnCheating};
-use gpushare_inject::{ContextCosts, Measuring, MemoryUse, Region, UsageError, one_line};
+use gpushare_inject::{ContextCosts, Measuring, MemoryUse, Passed, Region, UsageError, one_line, passed};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
 use gpushare_region::{Measurement, Usage};
@@ -325,6 +325,7 @@ impl<'a> Session<'a> {
         let mut found = self.mend();
         let (mut on_gpu, mut strangers) = (HashMap::new(), BTreeMap::new());
         found.extend(self.audit(&mut on_gpu, &mut strangers));
+        found.extend(self.leases.iter().filter_map(|lease| raced(self.state, lease)));
         if self.looks % WATCHED == 1 {
             self.watch.forget();
             self.watched.clear();
@@ -488,6 +489,21 @@ fn fault(error: &UsageError) -> Option<String> {
         UsageError::Io(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         UsageError::Io(error) => Some(format!("its usage file cannot be read: {error}")),
     }
+}
+
+/// What a lease's supervisors found to have gone past them. It stays for as long as the lease does: it is proof.
+fn raced(state: &Path, lease: &Lease) -> Option<Violation> {
+    let passed = passed(state, lease.id).ok()??;
+    let text = match passed {
+        Passed { races: 0, .. } => return None,
+        Passed { ended: 0, .. } => {
+            "a program changed a call on its way past the supervisor, and was charged for it"
+        }
+        Passed { .. } => {
+            "a program changed a call on its way past the supervisor, and was ended above the limit"
+        }
+    };
+    Some(watch::of(lease, None, Kind::Race, text.to_owned()))
 }
 
 fn beyond_books(lease: &Lease, member: &Member) -> Violation {

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use gpushare_quota::Lease;
-use gpushare_supervisor::budget::Page;
+use gpushare_supervisor::budget::{Page, Passed};
 use gpushare_supervisor::memory::OpenBudget;
 use nix::fcntl::OFlag;
 
@@ -56,6 +56,17 @@ impl Budgets {
             page.grant(line, &grant.gpu.bytes(), grant.memory.bytes());
         }
         Ok(())
+    }
+
+    /// What went past the supervisors of a lease; `None` where none holds it.
+    ///
+    /// # Errors
+    /// When its budget cannot be read.
+    pub fn passed(&self, lease: i64) -> io::Result<Option<Passed>> {
+        match open(&self.path(lease)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            found => Ok(Some(OpenBudget::of(found?)?.passed())),
+        }
     }
 
     /// Removes the budget of a lease; succeeds also if there is none.

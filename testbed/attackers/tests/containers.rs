@@ -10,10 +10,10 @@ use gpushare_simulated_manager::{Gpu, Manager, mount};
 use gpushare_supervisor::abi::Era;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
-use gpushare_tests::leases::{cli, leases, told};
+use gpushare_tests::leases::{cli, leases, shares, told};
 use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::{SimulatedNode, driver_version};
-use gpushare_tests::probe::{GIB, Report, SUCCESS};
+use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use nix::mount::{MntFlags, umount2};
 use serde_json::json;
@@ -339,4 +339,54 @@ fn ordinary_programs_use_their_share_to_the_last_mebibytes() {
         drop(container);
         node.eventually("its memory is gone", || node.used() == 0);
     }
+}
+
+/// Ways past the libraries, each of which gets the simulated driver's own libcuda.
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn who_goes_past_the_libraries_is_held_all_the_same() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Runc, "required");
+    let probe = "/bin/gpushare-simulator probe --json --allocate 256MiB --allocate 2GiB --hold 1000";
+    let driver = "/usr/lib/gpushare/driver/cuda";
+    for way in [
+        format!("LD_PRELOAD={driver} {probe}"),
+        format!(
+            "busybox mkdir /own && busybox cp {driver} /own/libcuda.so.1 && LD_LIBRARY_PATH=/own {probe}"
+        ),
+        format!("busybox env -i LD_PRELOAD={driver} {probe}"),
+    ] {
+        let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "1GiB").args(&["/bin/sh", "-c", &way]);
+        let container = runtime.run(&bundle);
+        let report = Report::parse(&said(&node, &container));
+        assert_eq!(report.allocations(), [SUCCESS, OUT_OF_MEMORY], "{way}");
+        assert!(report.number("memory_total") > 4 * GIB, "the libraries were in the way: {way}");
+        let used = node.used();
+        assert!((776 * MIB..=1024 * MIB).contains(&used), "{way}: {used}");
+        drop(container);
+        node.eventually("its memory is gone", || node.used() == 0);
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn who_changes_a_call_on_its_way_is_ended_and_named() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Runc, "required");
+    let meter = gpushare_tests::meter::start(runtime.config());
+    let race = format!("{ATTACKER} {FILES} race --pieces 100000 --driver {} </dev/null", driver_version());
+    let bundle = node.bundle("256MiB", &format!("{race}; echo ended with $?; sleep 1000"));
+    let container = runtime.run(&bundle);
+    node.eventually("the attacker is ended", || container.stdout().contains("ended with 137"));
+    node.eventually("its memory is gone", || node.used() == 0);
+    let violations = || shares(runtime.config())[0]["violations"].to_string();
+    node.eventually("it is named", || violations().contains("ended above the limit"));
+    assert!(violations().contains(r#""kind":"race""#), "{}", violations());
+    drop(meter);
 }
