@@ -93,13 +93,17 @@ pub fn forget_swept(state: &StateFolder, swept: &Swept) {
 /// Removes what the state folder keeps for a container, and with the lease's last container the region.
 fn forget(state: &StateFolder, lease: i64, key: &LeaseKey, left: Release) {
     let region = Region::of(state.path(), lease);
-    if left != Release::Nothing {
-        Record::remove(state.path(), key, lease);
-    }
     match left {
         Release::Nothing => {}
-        Release::Left => region.leave(&key.container),
-        Release::Ended => region.remove(),
+        Release::Left => {
+            Record::remove(state.path(), key, lease);
+            region.leave(&key.container);
+        }
+        Release::Ended => {
+            // Those of others too, of which whoever removed them from the lease was killed.
+            Record::remove_all(state.path(), lease);
+            region.remove();
+        }
     }
 }
 

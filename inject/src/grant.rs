@@ -340,7 +340,8 @@ impl<'a> Facts<'a> {
         let reservation = reserved.map_err(|error| beside_sick(error, &self.node))?;
         let lease = reservation.lease();
         self.requirements.check(&Offer::of(&self.node, &part_of(lease, &self.request)))?;
-        check_lease(lease, &self.request, supervisor(&self.programs), &self.node, requester.is_read)?;
+        let bundle = (&requester.json, requester.is_read);
+        check_lease(lease, &self.request, supervisor(&self.programs), &self.node, bundle)?;
         Ok(reservation)
     }
 

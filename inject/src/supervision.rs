@@ -68,9 +68,6 @@ pub enum SupervisionError {
 /// What keeps a supervisor from holding a container.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Hindrance {
-    /// The settings.
-    #[error("supervisor.mode is \"off\"")]
-    Off,
     /// A hook comes too late: the filter has to stand before the low-level runtime starts.
     #[error("it is created in hook-only mode, and only gpushare-runtime can start one")]
     HookOnly,
@@ -83,8 +80,8 @@ pub enum Hindrance {
     /// Nothing is known of what RM tells of instances.
     #[error("the node has MIG instances")]
     Instances,
-    /// The share was granted before its containers started.
-    #[error("its share was granted to be held by libraries")]
+    /// The share was granted before its containers started: a resource claim's, or a pod's.
+    #[error("its share was granted before it started, to be held by libraries")]
     Granted,
     /// The driver's calls have not been compared.
     #[error("it does not know driver {0}")]
@@ -92,6 +89,9 @@ pub enum Hindrance {
     /// The kernel.
     #[error("this kernel cannot report system calls as it needs (Linux 5.19 or newer)")]
     Kernel,
+    /// Yama's ptrace_scope 3 keeps everybody from others' memory and descriptors.
+    #[error("kernel.yama.ptrace_scope = 3 keeps it from the container's memory")]
+    Yama,
     /// The program is not installed.
     #[error("its program {0} is not there")]
     Program(PathBuf),
@@ -110,7 +110,8 @@ pub fn decide(
     if mode == SupervisorMode::Off || matches!(request.mode, Mode::Exclusive | Mode::TimeSlice) {
         return Ok(());
     }
-    match (hindrance(program, node, request, is_read), mode) {
+    let granted = request.reserved.map(|_| Hindrance::Granted);
+    match (granted.or_else(|| hindrance(program, node, request, is_read)), mode) {
         (None, _) => match own_listener(json) {
             Some(place) => return Err(SupervisionError::Listener { place }),
             None => request.is_supervised = true,
@@ -147,10 +148,14 @@ pub fn on_node(program: &Path, node: &Node) -> Result<(), Hindrance> {
     if !program.is_file() {
         return Err(Hindrance::Program(program.into()));
     }
+    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if yama.trim() == "3" {
+        return Err(Hindrance::Yama);
+    }
     if can_listen() && notification_fits() { Ok(()) } else { Err(Hindrance::Kernel) }
 }
 
-/// Checks that a container is held as its lease is.
+/// Checks that a container can be held as its lease is, whatever the setting is by now.
 ///
 /// # Errors
 /// When the lease's other containers are held by a supervisor and this one cannot be, or the other way round where one
@@ -160,14 +165,13 @@ pub(crate) fn check_lease(
     request: &Request,
     (mode, program): (SupervisorMode, &Path),
     node: &Node,
-    is_read: bool,
+    (json, is_read): (&Value, bool),
 ) -> Result<(), SupervisionError> {
     match (lease.enforcement, lease.enforcement_for(request)) {
-        (Enforcement::Supervised, Enforcement::Supervised) => Ok(()),
-        (Enforcement::Supervised, _) => {
-            let why = hindrance(program, node, request, is_read).unwrap_or(Hindrance::Off);
-            Err(SupervisionError::Beside(why))
-        }
+        (Enforcement::Supervised, _) => match hindrance(program, node, request, is_read) {
+            Some(why) => Err(SupervisionError::Beside(why)),
+            None => own_listener(json).map_or(Ok(()), |place| Err(SupervisionError::Listener { place })),
+        },
         (_, held) if mode == SupervisorMode::Required && held.terms().has_region => {
             Err(SupervisionError::Required(Hindrance::Granted))
         }
@@ -175,12 +179,21 @@ pub(crate) fn check_lease(
     }
 }
 
-/// What went past the supervisors of a lease; `None` where none holds it.
+/// What the supervisors of a lease say of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Supervision {
+    /// What went past them.
+    pub passed: Passed,
+    /// What they have charged, in bytes, by line of the lease.
+    pub charged: Vec<u64>,
+}
+
+/// What the supervisors of a lease say of it; `None` where none holds it.
 ///
 /// # Errors
 /// When its budget cannot be read.
-pub fn passed(state: &Path, lease: i64) -> std::io::Result<Option<Passed>> {
-    Budgets::of(state).passed(lease)
+pub fn supervision(state: &Path, lease: i64) -> std::io::Result<Option<Supervision>> {
+    Budgets::of(state).look(lease)
 }
 
 /// What reports calls to a program of the bundle's choice.

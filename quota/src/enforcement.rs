@@ -120,7 +120,7 @@ impl Enforcement {
         match (self, Self::of(request)) {
             (held @ (Self::WholeGpu | Self::TimeSliced | Self::Mps), _) => held,
             (_, Self::Foreign) => Self::Foreign,
-            (Self::Supervised, Self::Supervised) => Self::Supervised,
+            (Self::Supervised, _) => Self::Supervised,
             (_, Self::Intercepted | Self::Supervised | Self::Mps | Self::TimeSliced | Self::WholeGpu) => {
                 Self::Intercepted
             }

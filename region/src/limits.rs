@@ -250,7 +250,8 @@ impl LimitsFile {
     /// Bytes that a supervisor has charged on the GPU of line `device`; `None` where none holds the container's memory.
     pub fn charged(&self, device: usize) -> Option<u64> {
         use core::sync::atomic::Ordering::{Acquire, Relaxed};
-        let line = self.devices.get(device).filter(|_| self.header.supervised.load(Relaxed) == 1)?;
+        // The line of host memory is no supervisor's.
+        let line = self.granted().get(device).filter(|_| self.header.supervised.load(Relaxed) == 1)?;
         Some(line.overhead.load(Acquire))
     }
 

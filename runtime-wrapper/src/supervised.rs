@@ -2,8 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -28,8 +27,10 @@ pub enum Filter {
     Reported {
         /// The driver's interface.
         era: &'static Era,
-        /// The supervisor, which waits for the listener.
-        supervisor: OwnedFd,
+        /// Where the supervisor takes listeners.
+        socket: PathBuf,
+        /// Whether they fail where it cannot be reached. Otherwise nothing is started then.
+        or_denied: bool,
     },
     /// They fail.
     Denied,
@@ -46,7 +47,14 @@ impl Filter {
             Self::Denied => install_without_listener(&mut denied())
                 .map_err(io::Error::from)
                 .context("cannot deny the driver's calls"),
-            Self::Reported { era, supervisor } => {
+            Self::Reported { era, socket, or_denied } => {
+                let supervisor = match connect_to(&socket) {
+                    Err(error) if or_denied => {
+                        tracing::warn!(%error, "the container's supervisor cannot be reached: an added process gets no GPU memory");
+                        return Self::Denied.put_around_this_process();
+                    }
+                    found => found.context("the supervisor does not listen")?,
+                };
                 let listener = match install_with_listener(&mut reported(era)) {
                     Err(Errno::EBUSY) => bail!(
                         "this engine runs under a seccomp listener itself (sysbox, or a container with a share), beside which \
@@ -80,9 +88,8 @@ pub fn start(supervised: &Supervised, lease: &Lease, key: &LeaseKey, config: &Co
         let why = why.lines().next_back().unwrap_or("it ended without a word");
         bail!("{}: {why}", cannot_start(program));
     }
-    let supervisor = connect_to(&record.socket).context("the supervisor does not listen")?;
     record.write(key).context("cannot keep a record of the supervisor")?;
-    Ok(Filter::Reported { era: era(driver)?, supervisor })
+    Ok(Filter::Reported { era: era(driver)?, socket: record.socket, or_denied: false })
 }
 
 fn cannot_start(program: &Path) -> String {
@@ -97,23 +104,36 @@ fn era(driver: &str) -> Result<&'static Era> {
 /// `exec`: a process in a container that a supervisor holds comes under the same one. Where that cannot be had, it gets
 /// no memory of a GPU.
 pub fn exec(args: &Args, config: &Config) -> Result<Infallible> {
-    let state = &config.paths.state;
-    let filter = match args.id.as_ref().map(|_| create::key(args)) {
-        Some(Ok(key)) => match Record::of(state, &key) {
-            Ok(None) => Filter::None,
-            Ok(Some(record)) => into_supervisor(&record).unwrap_or(Filter::Denied),
-            Err(_) => Filter::Denied,
-        },
-        // No container of ours has such an id.
-        Some(Err(_)) => Filter::None,
-        None if Record::any(state, None) => Filter::Denied,
-        None => Filter::None,
-    };
+    let filter = filter_of(args, &config.paths.state);
+    if !matches!(filter, Filter::None) {
+        config.log.start();
+    }
+    if matches!(filter, Filter::Denied) {
+        tracing::warn!(
+            container = args.id.as_deref(),
+            "it is not certain whether a supervisor holds the container: an added process gets no GPU memory"
+        );
+    }
     exec::low_level_under(exec::find(config)?, filter)
 }
 
-fn into_supervisor(record: &Record) -> Result<Filter> {
-    Ok(Filter::Reported { era: era(&record.driver)?, supervisor: connect_to(&record.socket)? })
+fn filter_of(args: &Args, state: &Path) -> Filter {
+    let denied_beside_others = || if Record::any(state, None) { Filter::Denied } else { Filter::None };
+    // Runtimes may read such a line in another way, or take such an id for a path.
+    let Some(Ok(key)) = args.id.as_ref().map(|_| create::key(args)) else { return denied_beside_others() };
+    match Record::of(state, &key) {
+        Ok(Some(record)) => match era(&record.driver) {
+            Ok(era) => Filter::Reported { era, socket: record.socket, or_denied: true },
+            Err(_) => Filter::Denied,
+        },
+        // One of this id is held below another root, which this one may be by another name.
+        Ok(None) if Record::any(state, Some(&[&key.container])) => {
+            let is_there = !key.root.is_empty() && Path::new(&key.root).join(&key.container).exists();
+            if is_there && !Record::is_at(state, &key) { Filter::None } else { Filter::Denied }
+        }
+        Ok(None) => Filter::None,
+        Err(_) => Filter::Denied,
+    }
 }
 
 /// `checkpoint`: passed on, unless a supervisor holds the container, whose filter no checkpoint keeps.

@@ -39,10 +39,17 @@ pub struct Passed {
     pub ended: u64,
 }
 
-/// The shared memory. It is made of zeros.
+/// Number of the page's layout: raised with every change to it. The page of a lease that stands may be an earlier
+/// version's.
+const VERSION: u64 = 1;
+/// What a page begins with: "gpushare" with the number of its layout.
+const LAYOUT: u64 = u64::from_ne_bytes(*b"gpushare") ^ VERSION;
+
+/// The shared memory.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Page {
+    layout: AtomicU64,
     lines: [Line; MOST_GPUS],
     slots: [Slot; MOST_SLOTS],
 }
@@ -50,7 +57,8 @@ pub struct Page {
 impl Page {
     /// A page in this process's own memory.
     pub fn new() -> Box<Self> {
-        Box::new(Self { lines: Default::default(), slots: std::array::from_fn(|_| Slot::default()) })
+        let slots = std::array::from_fn(|_| Slot::default());
+        Box::new(Self { layout: AtomicU64::new(LAYOUT), lines: Default::default(), slots })
     }
 
     /// The page as bytes, for a file. Nobody else may change it meanwhile.
@@ -68,6 +76,27 @@ impl Page {
             all.fold(0, u64::saturating_add)
         };
         Passed { races: sum(|slot| &slot.races), ended: sum(|slot| &slot.ended) }
+    }
+
+    /// What all supervisors have charged, in bytes of each GPU.
+    pub fn charged(&self) -> Vec<u64> {
+        let all = |gpu: Gpu| self.slots.iter().map(move |slot| slot.charged[gpu].load(Ordering::SeqCst));
+        (0..MOST_GPUS).map(|gpu| all(gpu).fold(0, u64::saturating_add)).collect()
+    }
+
+    /// Bytes that line `gpu` grants.
+    pub fn granted(&self, gpu: Gpu) -> u64 {
+        self.lines[gpu].limit.load(Ordering::Acquire)
+    }
+
+    /// Grants nothing any more.
+    pub fn revoke(&self) {
+        self.lines.iter().for_each(|line| line.limit.store(0, Ordering::Release));
+    }
+
+    /// Whether it has the layout that is compiled here.
+    pub fn is_known(&self) -> bool {
+        self.layout.load(Ordering::Relaxed) == LAYOUT
     }
 
     /// Whether nothing is charged in a slot.
@@ -152,20 +181,28 @@ impl<'p> Budget<'p> {
         let own = &self.page.slots[self.slot].charged[gpu];
         let before = own.load(Ordering::Relaxed);
         for attempt in 1..=TRIES {
+            // A request that cannot fit disturbs nobody.
+            if self.charged(gpu).saturating_add(bytes) > self.limit(gpu) {
+                return false;
+            }
             own.store(before.saturating_add(bytes), Ordering::SeqCst);
             if self.charged(gpu) <= self.limit(gpu) {
                 self.publish(gpu);
                 return true;
             }
+            // Somebody's attempt was in the way, or went there meanwhile.
             own.store(before, Ordering::SeqCst);
-            if bytes == 0 || self.charged(gpu).saturating_add(bytes) > self.limit(gpu) {
-                return false; // nobody's attempt was in the way
-            }
+            self.publish(gpu);
             for _ in 0..attempt * (self.slot + 1) * 16 {
                 std::hint::spin_loop();
             }
         }
         false
+    }
+
+    /// Bytes that this supervisor has charged on a GPU.
+    pub fn own(&self, gpu: Gpu) -> u64 {
+        self.page.slots[self.slot].charged[gpu].load(Ordering::SeqCst)
     }
 
     /// Notes that a call went past this supervisor, for which so many processes were ended.

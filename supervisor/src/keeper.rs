@@ -7,14 +7,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, accept4, getsockopt, socketpair, sockopt::PeerCredentials,
+    AddressFamily, SockFlag, SockType, accept4, getsockopt, setsockopt, socketpair,
+    sockopt::{PeerCredentials, ReceiveTimeout},
 };
+use nix::sys::time::TimeVal;
 
 use crate::handover::{receive_descriptor, send_descriptor, send_word};
 
@@ -129,17 +130,17 @@ pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
     loop {
         if link.is_none() && !holdings.listeners.is_empty() {
             link = start_worker(&holdings);
-            if link.is_none() {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
         }
         let mut asked = vec![PollFd::new(holdings.socket.as_fd(), PollFlags::POLLIN)];
         asked.extend(link.iter().map(|link| PollFd::new(link.as_fd(), PollFlags::empty())));
         asked.extend(holdings.listeners.iter().map(|one| PollFd::new(one.as_fd(), PollFlags::empty())));
-        let timeout = if had_listeners { PollTimeout::NONE } else { PollTimeout::from(FIRST) };
+        let timeout = match (had_listeners, &link) {
+            (false, _) => PollTimeout::from(FIRST),
+            (true, Some(_)) => PollTimeout::NONE,
+            (true, None) => PollTimeout::from(RETRY), // the worker could not be started for now
+        };
         match poll(&mut asked, timeout) {
-            Ok(0) => return Ok(()),
+            Ok(0) if !had_listeners => return Ok(()),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -151,21 +152,25 @@ pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
         let is_worker_gone = links == 1 && is_over(&events[1]);
         let mut over = events[1 + links..].iter().map(is_over);
         holdings.listeners.retain(|_| !over.next().unwrap_or(false));
-        if holdings.listeners.is_empty() && !has_new && had_listeners {
-            return Ok(());
-        }
         if is_worker_gone {
             link = None;
         }
         if has_new {
             admit(&mut holdings, &mut link);
-            had_listeners |= !holdings.listeners.is_empty();
+        }
+        had_listeners |= !holdings.listeners.is_empty();
+        if holdings.listeners.is_empty() && had_listeners {
+            return Ok(());
         }
     }
 }
 
-/// How long to wait before a process is started once more that could not be started.
-const PAUSE: Duration = Duration::from_millis(20);
+/// After which time a worker is started once more that could not be started, in milliseconds.
+const RETRY: u8 = 20;
+/// How long whoever connects may take to hand its listener over.
+const PATIENCE: TimeVal = TimeVal::new(5, 0);
+/// How many workers may end over a call before a new listener is served.
+const MOST_STARTS: usize = 4;
 
 /// Starts a worker, and waits until it works.
 fn start_worker(holdings: &Holdings) -> Option<OwnedFd> {
@@ -182,19 +187,35 @@ fn admit(holdings: &mut Holdings, link: &mut Option<OwnedFd>) {
     if !is_root {
         return;
     }
+    if setsockopt(&connection, ReceiveTimeout, &PATIENCE).is_err() {
+        return;
+    }
     let Ok(Some(listener)) = receive_descriptor(&connection) else { return };
     let is_worked = match &*link {
-        Some(link) => send_descriptor(link, &listener).and_then(|()| receive_descriptor(link)).is_ok(),
+        Some(living) => match send_descriptor(living, &listener) {
+            Ok(()) => receive_descriptor(living).is_ok(),
+            Err(error) if is_gone(&error) => false,
+            // It lives, and cannot be told: a second one beside it would wait for its end.
+            Err(_) => return,
+        },
         None => false,
     };
     holdings.listeners.push(listener);
     let is_worked = is_worked || {
-        *link = start_worker(holdings);
+        *link = (0..MOST_STARTS).find_map(|_| start_worker(holdings));
         link.is_some()
     };
     if is_worked {
         let _ = send_word(&connection);
     } else {
-        holdings.listeners.pop();
+        let _ = holdings.listeners.pop();
     }
+}
+
+/// Whether the other end of a socket is closed.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected
+    )
 }

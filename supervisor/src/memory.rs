@@ -86,13 +86,14 @@ impl Drop for OpenBudget {
 /// Maps a lease's budget, which other supervisors map too.
 ///
 /// # Errors
-/// As mmap(2); EINVAL for a file that is too small.
+/// As mmap(2); EINVAL for a file of another layout.
 pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
     let size = nix::sys::stat::fstat(&file)?.st_size;
-    if usize::try_from(size).map_or(true, |size| size < size_of::<Page>()) {
+    if usize::try_from(size) != Ok(size_of::<Page>()) {
         return Err(Errno::EINVAL);
     }
     let page: *mut Page = sys::map(file, 0, 1)?;
     // SAFETY: the mapping is never undone, all fields are atomics, and any bytes are valid values.
-    Ok(unsafe { &*page })
+    let page = unsafe { &*page };
+    if page.is_known() { Ok(page) } else { Err(Errno::EINVAL) }
 }

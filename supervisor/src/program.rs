@@ -83,7 +83,7 @@ fn run(mut words: impl Iterator<Item = String>) -> Result<()> {
     // The limits are a file that root may write to by its rights alone.
     let limits = role.is_none().then(|| open(&args.limits_path)).transpose();
     let limits = limits.with_context(|| format!("limits {}", args.limits_path.display()))?;
-    rights::drop_all_but_needed().context("capabilities")?;
+    rights::drop_all_but_needed(role).context("capabilities")?;
     let link = args.link.map(inherited).transpose()?;
     match role {
         None => start(&args, limits.context("no limits")?),
@@ -100,7 +100,8 @@ fn start(args: &Args, limits: OwnedFd) -> Result<()> {
     let memory = memfd_create("gpushare-supervisor", MFdFlags::MFD_CLOEXEC)?;
     nix::unistd::ftruncate(&memory, i64::try_from(memory::SIZE)?)?;
     let budget = open(&args.budget_path).with_context(|| format!("budget {}", args.budget_path.display()))?;
-    let slot = claim_slot(&budget).context("budget")?;
+    let slot = claim_slot(&budget)
+        .context("the lease's budget, which another version may have made: start the pod anew")?;
     let socket =
         listen_at(&args.socket_path).with_context(|| format!("socket {}", args.socket_path.display()))?;
     let mut words = args.common.clone();
@@ -125,12 +126,13 @@ fn claim_slot(budget: &OwnedFd) -> Result<usize> {
 fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) -> Result<()> {
     let holdings = args.holdings()?;
     // Until an earlier worker has ended: books and journal have one writer.
-    await_turn(&holdings.memory).context("the last worker")?;
+    let _turn = await_turn(&holdings.memory).context("the last worker")?;
     let Mapped { entry, records, touch } = memory::map(&holdings.memory)?;
     let page = memory::map_budget(&holdings.budget)?;
     let books = Books::open(records);
     let limits = File::from(holdings.limits.try_clone()?);
-    // Not mapped: a container that may mount could cut the file short under the mapping.
+    // Not mapped: a container that may mount could cut the file short under the mapping. A reader that sees half of a
+    // word refuses or asks in vain once.
     let publish = move |gpu, bytes: u64| {
         let at = u64::try_from(charged_at(gpu)).unwrap_or(u64::MAX);
         let _ = limits.write_all_at(&bytes.to_ne_bytes(), at); // it tells programs, and decides nothing
@@ -147,15 +149,17 @@ fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) 
     Ok(())
 }
 
-/// Waits for the lock that one worker at a time holds until its end.
-fn await_turn(memory: &OwnedFd) -> nix::Result<()> {
+/// Waits for the lock that one worker at a time holds until its end. The file is opened anew for it: whoever shares a
+/// description shares its locks, and a lock of the process would go with any descriptor that is closed.
+fn await_turn(memory: &OwnedFd) -> Result<OwnedFd> {
+    let own = open(&Path::new("/proc/self/fd").join(memory.as_raw_fd().to_string()))?;
     let kind = i16::try_from(libc::F_WRLCK).unwrap_or(0);
     let whole = libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     loop {
-        match fcntl(memory, FcntlArg::F_SETLKW(&whole)) {
-            Ok(_) => return Ok(()),
+        match fcntl(&own, FcntlArg::F_OFD_SETLKW(&whole)) {
+            Ok(_) => return Ok(own),
             Err(nix::errno::Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
+            Err(errno) => return Err(errno.into()),
         }
     }
 }
@@ -217,9 +221,10 @@ impl Args {
     }
 }
 
+/// Opens a file for reading and writing, and waits for nobody's file lease.
 fn open(path: &Path) -> io::Result<OwnedFd> {
     use std::os::unix::fs::OpenOptionsExt;
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits();
+    let flags = (OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits();
     File::options().read(true).write(true).custom_flags(flags).open(path).map(OwnedFd::from)
 }
 

@@ -6,12 +6,18 @@
 use caps::errors::CapsError;
 use caps::{CapSet, Capability, CapsHashSet};
 
-/// Keeps what reading and ending the container's processes takes, and nothing else.
+use crate::keeper::Role;
+
+/// Keeps what reading and ending the container's processes takes, for a keeper what sending descriptors takes where
+/// others of root's have many in flight, and nothing else.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn drop_all_but_needed() -> Result<(), CapsError> {
-    let needed = CapsHashSet::from([Capability::CAP_SYS_PTRACE, Capability::CAP_KILL]);
+pub fn drop_all_but_needed(role: Option<Role>) -> Result<(), CapsError> {
+    let needed = match role {
+        Some(Role::Worker) => CapsHashSet::from([Capability::CAP_SYS_PTRACE, Capability::CAP_KILL]),
+        Some(Role::Keeper) | None => CapsHashSet::from([Capability::CAP_SYS_RESOURCE]),
+    };
     let has = caps::read(None, CapSet::Permitted)?;
     let keeps: CapsHashSet = needed.intersection(&has).copied().collect();
     caps::set(None, CapSet::Effective, &keeps)?;

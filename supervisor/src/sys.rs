@@ -66,7 +66,8 @@ pub fn can_listen() -> bool {
     let nothing: *const libc::sock_fprog = std::ptr::null();
     // SAFETY: the kernel checks the flags, and then finds no program.
     let asked = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, nothing) };
-    Errno::result(asked) == Err(Errno::EFAULT)
+    // EBUSY is the answer where a filter with a listener stands already, which whoever puts on another one is told.
+    matches!(Errno::result(asked), Err(Errno::EFAULT | Errno::EBUSY))
 }
 
 /// Whether a notification fits into the journal.

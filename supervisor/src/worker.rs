@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -29,6 +29,12 @@ const MOST_RESTARTS: u32 = 64;
 
 /// Between two comparisons of RM's figures with the books, in microseconds, while there is a client.
 const LOOK_EVERY: u64 = 1_000_000;
+
+/// After which time a keeper is started once more that could not be started, in milliseconds.
+const RETRY: u8 = 20;
+/// How long the last processes may take to end, in microseconds, and the pause between two looks at them.
+const LONGEST_END: u64 = 10_000_000;
+const BETWEEN_ENDS: Duration = Duration::from_millis(20);
 
 /// What is done about a race: it gets the descriptors of the race's processes that are certainly the container's, and
 /// returns how many it ended.
@@ -101,10 +107,10 @@ impl Worker {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Works until no process has the filter any more.
+    /// Works until no process has the filter any more, and what they had is given back.
     ///
     /// # Errors
-    /// When the kernel refuses to wait or to receive, or no keeper can be started.
+    /// When the kernel refuses to wait or to receive.
     pub fn run(&mut self) -> io::Result<()> {
         self.resume();
         if let Some(link) = &self.peer.link {
@@ -112,17 +118,24 @@ impl Worker {
         }
         while !self.peer.holdings.listeners.is_empty() {
             if self.peer.link.is_none() {
-                self.peer.link = Some(self.peer.holdings.start(Role::Keeper)?);
+                self.peer.link = self.peer.holdings.start(Role::Keeper).ok();
             }
-            let timeout = self.timeout();
+            // Without a keeper for now: the machine may have had no room for one.
+            let timeout = match self.peer.link {
+                Some(_) => self.timeout(),
+                None => self.timeout().min(PollTimeout::from(RETRY)),
+            };
             let listeners = &self.peer.holdings.listeners;
             let mut asked: Vec<PollFd> = self.peer.link.iter().chain(listeners).map(readable).collect();
             match poll(&mut asked, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            let events: Vec<PollFlags> =
+            let mut events: Vec<PollFlags> =
                 asked.iter().map(|one| one.revents().unwrap_or(PollFlags::empty())).collect();
+            if self.peer.link.is_none() {
+                events.insert(0, PollFlags::empty());
+            }
             for (at, events) in events[1..].iter().enumerate() {
                 if events.contains(PollFlags::POLLIN) {
                     self.receive(at)?;
@@ -139,6 +152,11 @@ impl Worker {
             if self.is_look_due() {
                 self.look();
             }
+        }
+        // The pod's other containers may have what the last processes held, once they and their files are gone.
+        let until = self.now() + LONGEST_END;
+        while !self.supervisor.end() && self.now() < until {
+            std::thread::sleep(BETWEEN_ENDS);
         }
         Ok(())
     }
@@ -229,9 +247,8 @@ impl Worker {
         let number = command.to_le_bytes()[0];
         let call = Call { number, size, address, thread: tid, process, fd, at };
         match self.devices.kind(&file) {
-            FileKind::Uvm if command == UVM_MAP_EXTERNAL => self.supervisor.map_external(&call),
-            // A plain number that any other driver may use. What it would do to RM's file is nothing.
-            _ if command == UVM_MAP_EXTERNAL => Answer::LetThrough,
+            // A plain number that any other driver may use. Which file the kernel will find there is not certain.
+            _ if command == UVM_MAP_EXTERNAL => self.supervisor.map_external(&call),
             FileKind::Control | FileKind::Gpu => self.supervisor.handle(&call, &program, &file),
             FileKind::Uvm | FileKind::Other => Answer::Fail(Errno::ENOTTY),
         }

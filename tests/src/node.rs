@@ -23,6 +23,9 @@ pub fn driver_version() -> String {
         .unwrap_or_else(|| "535.309.01".to_owned())
 }
 
+/// The environment variable with which all scenarios run under supervisors: a value of `supervisor.mode`.
+const SUPERVISOR: &str = "GPUSHARE_TESTS_SUPERVISOR";
+
 /// A simulated node; its folder is removed on drop.
 #[derive(Debug)]
 pub struct SimulatedNode {
@@ -65,6 +68,11 @@ impl SimulatedNode {
         let outcome = command::run(&mut create).expect_success("gpushare-simulator create");
         let config = PathBuf::from(outcome.stdout.lines().last().unwrap_or_default());
         assert!(config.is_file(), "the simulator's last line is no settings file: {:?}", outcome.stdout);
+        if let Ok(mode) = std::env::var(SUPERVISOR) {
+            let settings = fs::read_to_string(&config).expect("the simulator's settings can be read");
+            fs::write(&config, format!("{settings}\n[supervisor]\nmode = \"{mode}\"\n"))
+                .expect("they can be written");
+        }
         Self { scratch, config }
     }
 

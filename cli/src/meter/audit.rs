@@ -6,8 +6,7 @@ use std::collections::HashMap;
 use anyhow::Result;
 use gpushare_inject::Region;
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Lease, Store};
-use gpushare_region::Usage;
+use gpushare_quota::{Enforcement, Lease, Store};
 use gpushare_request::ComputePolicy;
 
 /// How many looks in a row must find memory beyond the books. The driver and the container note an allocation
@@ -60,22 +59,20 @@ impl Audit {
         *looks >= UNREAD_LOOKS
     }
 
-    /// Compares the driver's figures for one line with the container's books. Returns the bytes that the
-    /// books do not explain, once enough looks in a row have found some, else 0.
+    /// Compares the driver's figures for one line with what is booked for it, by the container's libraries or by its
+    /// supervisors, in bytes. Returns the bytes that the books do not explain, once enough looks in a row have found
+    /// some, else 0.
     pub fn compare(
         &mut self,
         lease: &Lease,
         line: usize,
         held: &Held,
-        books: &Usage,
+        booked: u64,
         tolerance: DeviceMemory,
     ) -> u64 {
         let Some(grant) = lease.grants.get(line) else { return 0 };
-        // Where others hold it, what is within the grant is explained.
-        let booked = match lease.enforcement.terms().is_held_by_books {
-            true => books.devices.get(line).map_or(0, |device| device.bytes),
-            false => grant.memory.bytes(),
-        };
+        // Another system's library keeps books of its own: what is within the grant is explained.
+        let booked = if lease.enforcement == Enforcement::Foreign { grant.memory.bytes() } else { booked };
         let looks = self.unbooked.entry((lease.id, line)).or_default();
         let Some(bytes) = unbooked(held, booked, grant.memory, tolerance) else {
             *looks = 0;
@@ -179,9 +176,9 @@ mod tests {
     }
 
     #[test]
-    fn where_others_than_the_books_hold_memory_the_grant_explains_it() {
+    fn where_another_systems_library_keeps_the_books_only_the_grant_explains_memory() {
         use gpushare_inventory::GpuUuid;
-        use gpushare_quota::{Enforcement, Grant, Holder, LeaseKey, Member};
+        use gpushare_quota::{Grant, Holder, LeaseKey, Member};
         use gpushare_request::{Devices, Request};
 
         let key = LeaseKey { root: String::new(), container: "web".to_owned() };
@@ -191,14 +188,13 @@ mod tests {
         let lease = Lease::new(Member::reserved(key, holder), &Request::whole(Devices::Any(1)), vec![grant]);
         for (enforcement, held, want) in [
             (Enforcement::Intercepted, 3, 3),
-            (Enforcement::Supervised, 3, 0),
-            (Enforcement::Supervised, 6, 2),
+            (Enforcement::Supervised, 3, 3),
             (Enforcement::Foreign, 3, 0),
             (Enforcement::Foreign, 6, 2),
         ] {
             let (lease, mut audit) = (Lease { enforcement, ..lease.clone() }, Audit::default());
             let held = Held { bytes: gib(held).bytes(), processes: 1 };
-            let look = || audit.compare(&lease, 0, &held, &Usage::default(), gib(1));
+            let look = || audit.compare(&lease, 0, &held, 0, gib(1));
             let last = std::iter::repeat_with(look).nth(LOOKS as usize);
             assert_eq!(last.map(DeviceMemory::from_bytes), Some(gib(want)), "{enforcement:?}, {held:?}");
         }

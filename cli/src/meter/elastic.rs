@@ -14,9 +14,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use gpushare_config::Config;
-use gpushare_inject::{Measuring, Region, UsageError, one_line};
+use gpushare_inject::{Measuring, Region, UsageError, one_line, supervision};
 use gpushare_inventory::{DeviceMemory, Gpu};
-use gpushare_quota::{Change, Elastic, GpuLoad, Lease, LeaseState, Loads, Running, Store, UpdateError};
+use gpushare_quota::{
+    Change, Elastic, GpuLoad, HeldBy, Lease, LeaseState, Loads, Running, Store, UpdateError,
+};
 use gpushare_request::MemoryRequest;
 
 use crate::node;
@@ -250,6 +252,8 @@ impl Arbiter<'_> {
         for line in 0..lines {
             let Some(served) = self.served.get_mut(&id) else { return };
             let booked = usage.devices.get(line).map_or(u64::MAX, |device| device.bytes);
+            let booked =
+                charged(self.state, &served.lease, line).map_or(booked, |charged| charged.max(booked));
             let held = measured.get(line).map_or(booked, |counted| booked.max(counted.memory_bytes));
             let goal = whole(served.bounds, held).max(served.bounds.least);
             let goal = Some(goal).filter(|goal| *goal < served.lease.grants[line].memory);
@@ -276,7 +280,11 @@ impl Arbiter<'_> {
         let done = self.store.update(lease.id, &lease.member.key, &[change], &self.gpus, rules, |new| {
             region.set_memory(new)?;
             let holds_more = |held: u64| held > new.grants[line].memory.bytes();
-            match std::mem::take(&mut checks).then(|| held(usage, lines, line)).transpose() {
+            let held = || {
+                let charged = charged(self.state, lease, line);
+                charged.map_or_else(|| held(usage, lines, line), Ok)
+            };
+            match std::mem::take(&mut checks).then(held).transpose() {
                 Ok(held) if !held.is_some_and(holds_more) => Ok(()),
                 other => {
                     region.set_memory(lease)?;
@@ -324,6 +332,23 @@ impl Arbiter<'_> {
 fn whole(bounds: Elastic, bytes: u64) -> DeviceMemory {
     let piece = PIECE.max(bounds.most.saturating_sub(bounds.least).bytes() / PIECES);
     DeviceMemory::from_bytes(bytes.div_ceil(piece).saturating_mul(piece))
+}
+
+/// What a supervisor has charged on the GPU of `line`, and what a context may still take there for the code of libraries,
+/// for which no program can ask; `None` where libraries hold the lease. What cannot be read counts as all of it.
+fn charged(state: &Path, lease: &Lease, line: usize) -> Option<u64> {
+    /// What the libraries keep for code beside a bare context.
+    const FOR_CODE: u64 = 256 << 20;
+    if lease.enforcement.terms().held_by != HeldBy::Supervisor {
+        return None;
+    }
+    let seen = supervision(state, lease.id).ok().flatten();
+    let charged = seen.and_then(|seen| seen.charged.get(line).copied());
+    Some(match charged {
+        None => u64::MAX,
+        Some(0) => 0,
+        Some(charged) => charged.saturating_add(FOR_CODE).min(lease.grants[line].memory.bytes().max(charged)),
+    })
 }
 
 /// What the container says that it holds on the GPU of `line`, in bytes.

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use gpushare_config::{Config, Meter, OnCheating};
-use gpushare_inject::{ContextCosts, Measuring, MemoryUse, Passed, Region, UsageError, one_line, passed};
+use gpushare_inject::{
+    ContextCosts, Measuring, MemoryUse, Passed, Region, UsageError, one_line, supervision,
+};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
 use gpushare_region::{Measurement, Usage};
@@ -444,7 +446,12 @@ impl<'a> Session<'a> {
                 });
                 if let Ok(books) = books {
                     let tolerance = self.settings.tolerance;
-                    member.unbooked = self.audit.compare(lease, member.line, &member.held, &books, tolerance);
+                    // Where a supervisor holds the lease, what it has charged is explained.
+                    let charged = supervision(self.state, lease.id).ok().flatten();
+                    let charged = charged.and_then(|seen| seen.charged.get(member.line).copied());
+                    let books = books.devices.get(member.line).map_or(0, |device| device.bytes);
+                    let books = charged.unwrap_or(books);
+                    member.unbooked = self.audit.compare(lease, member.line, &member.held, books, tolerance);
                     member.is_withheld = member.unbooked > 0
                         && self.settings.on_cheating == OnCheating::Cap
                         && would_be_capped(lease, member.line, &member.held, tolerance);
@@ -493,8 +500,7 @@ fn fault(error: &UsageError) -> Option<String> {
 
 /// What a lease's supervisors found to have gone past them. It stays for as long as the lease does: it is proof.
 fn raced(state: &Path, lease: &Lease) -> Option<Violation> {
-    let passed = passed(state, lease.id).ok()??;
-    let text = match passed {
+    let text = match supervision(state, lease.id).ok()??.passed {
         Passed { races: 0, .. } => return None,
         Passed { ended: 0, .. } => {
             "a program changed a call on its way past the supervisor, and was charged for it"

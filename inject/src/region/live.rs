@@ -160,6 +160,9 @@ impl Region {
     /// # Errors
     /// When the file cannot be read.
     pub fn grants_are(&self, lease: &Lease) -> io::Result<bool> {
+        if !self.budgets.grants_are(lease)? {
+            return Ok(false);
+        }
         let granted = encoded(lease).map_err(io::Error::other)?;
         // One byte more than a whole file has: this shows that a file was made longer.
         let bytes = read(&open(&self.limits, false)?, LIMITS_LEN + 1)?;

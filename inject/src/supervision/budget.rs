@@ -5,11 +5,12 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use gpushare_quota::Lease;
-use gpushare_supervisor::budget::{Page, Passed};
+use gpushare_quota::{Enforcement, Lease};
+use gpushare_supervisor::budget::Page;
 use gpushare_supervisor::memory::OpenBudget;
 use nix::fcntl::OFlag;
 
+use super::Supervision;
 use crate::region::make_private;
 
 /// Name of the folder of all budgets, in the state folder.
@@ -45,32 +46,51 @@ impl Budgets {
     /// Writes what the lease grants into its budget. A lease that no supervisor holds has none.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When there is none where there should be one, or it cannot be written.
     pub fn grant(&self, lease: &Lease) -> io::Result<()> {
-        let file = match open(&self.path(lease.id)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            found => found?,
-        };
-        let page = OpenBudget::of(file)?;
+        if lease.enforcement != Enforcement::Supervised {
+            return Ok(());
+        }
+        let page = self.open(lease.id)?;
         for (line, grant) in lease.grants.iter().enumerate() {
             page.grant(line, &grant.gpu.bytes(), grant.memory.bytes());
         }
         Ok(())
     }
 
-    /// What went past the supervisors of a lease; `None` where none holds it.
+    /// Whether the budget of a lease grants what the lease says.
+    ///
+    /// # Errors
+    /// As [`Budgets::grant`].
+    pub fn grants_are(&self, lease: &Lease) -> io::Result<bool> {
+        if lease.enforcement != Enforcement::Supervised {
+            return Ok(true);
+        }
+        let page = self.open(lease.id)?;
+        let mut grants = lease.grants.iter().enumerate();
+        Ok(grants.all(|(line, grant)| page.granted(line) == grant.memory.bytes()))
+    }
+
+    /// What the supervisors of a lease say of it; `None` where none holds it.
     ///
     /// # Errors
     /// When its budget cannot be read.
-    pub fn passed(&self, lease: i64) -> io::Result<Option<Passed>> {
-        match open(&self.path(lease)) {
+    pub fn look(&self, lease: i64) -> io::Result<Option<Supervision>> {
+        match self.open(lease) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            found => Ok(Some(OpenBudget::of(found?)?.passed())),
+            found => {
+                let page = found?;
+                Ok(Some(Supervision { passed: page.passed(), charged: page.charged() }))
+            }
         }
     }
 
-    /// Removes the budget of a lease; succeeds also if there is none.
+    /// Removes the budget of a lease; succeeds also if there is none. A supervisor that still has it, since somebody
+    /// left a process behind, allocates nothing any more.
     pub fn remove(&self, lease: i64) {
+        if let Ok(page) = self.open(lease) {
+            page.revoke();
+        }
         let _ = std::fs::remove_file(self.path(lease));
     }
 
@@ -78,9 +98,11 @@ impl Budgets {
     pub fn folder(&self) -> &Path {
         &self.0
     }
-}
 
-fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlag::O_NOFOLLOW.bits();
-    OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+    fn open(&self, lease: i64) -> io::Result<OpenBudget> {
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let file: File =
+            OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path(lease))?;
+        Ok(OpenBudget::of(file)?)
+    }
 }

@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use gpushare_inventory::FileIdentity;
 use gpushare_quota::LeaseKey;
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
@@ -77,6 +78,19 @@ impl Record {
         Ok(found.map(|(lease, driver)| Self { driver, socket: folder.join(format!("{lease}.socket")) }))
     }
 
+    /// Whether a record of this container id names the folder below which `key` has its container, by another path.
+    pub fn is_at(state: &Path, key: &LeaseKey) -> bool {
+        let folder = state.join(FOLDER).join(&key.container);
+        let identity = |root: &str| FileIdentity::of(&Path::new(root).join(&key.container)).ok();
+        let here = identity(&key.root);
+        let known = leases(&folder)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|lease| read(&folder.join(lease.to_string())));
+        // One that cannot be read may be it.
+        known.into_iter().any(|text| text.map_or(true, |text| here.is_some() && identity(&text.root) == here))
+    }
+
     /// Whether a supervisor holds a container of any of these ids, or, without ids, any container at all.
     pub fn any(state: &Path, ids: Option<&[&str]>) -> bool {
         let is_held = |id: &str| leases(&state.join(FOLDER).join(id)).is_ok_and(|found| !found.is_empty());
@@ -103,10 +117,12 @@ impl Record {
 }
 
 fn remove_from(folder: &Path, lease: i64) {
-    for name in [format!("{lease}"), format!("{lease}.socket"), format!("{lease}.new")] {
-        let _ = fs::remove_file(folder.join(name));
+    let names = [format!("{lease}"), format!("{lease}.socket"), format!("{lease}.new")];
+    let removed = names.iter().filter(|name| fs::remove_file(folder.join(name)).is_ok()).count();
+    // A folder without any may be one that is being filled.
+    if removed > 0 {
+        let _ = fs::remove_dir(folder); // there may be others'
     }
-    let _ = fs::remove_dir(folder); // there may be others'
 }
 
 /// The leases of the records in a container's folder.

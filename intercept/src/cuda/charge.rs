@@ -45,7 +45,10 @@ impl Charge {
         let book = here.book();
         let ContextCost { bare, most } = book.context_cost(device.into());
         if book.is_supervised(device.into()) {
-            // Whether it fits is not decided here.
+            // Whether it fits is not decided here, but a limit that may grow does not grow by itself.
+            if book.room(device.into()) < bare {
+                let _ = book.ask_for_more(device.into(), bare);
+            }
             book.add(device.into(), bare);
             return Some(Self { here, device, bytes: bare });
         }

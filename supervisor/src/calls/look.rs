@@ -2,7 +2,7 @@
 
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Class, Kind};
-use crate::books::{Gpu, Object};
+use crate::books::{Gpu, MOST_GPUS, Object};
 use crate::manager::{Figure, Manager, Subdevice, ask_by_own_client};
 
 /// Memory that RM counts for a container and that was never performed: a call was changed while it was let
@@ -34,14 +34,19 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// Compares RM's figures with the books of every GPU. What RM counts more is charged and returned.
     pub fn look(&mut self) -> Vec<Race> {
         self.look_at = None;
-        let races = self.budget.gpus().filter_map(|gpu| self.look_at_gpu(gpu)).collect();
+        let mut races = Vec::new();
+        for gpu in self.budget.gpus() {
+            races.extend(self.look_at_gpu(gpu));
+            // The lease's other containers wait for what is gone.
+            self.forget_gone(gpu, None);
+        }
         self.let_allocate.clear();
         races
     }
 
     /// Whether there is anything to look at.
     pub fn has_clients(&self) -> bool {
-        !self.books.is_empty() || self.is_blind()
+        !self.books.is_empty() || self.is_blind() || (0..MOST_GPUS).any(|gpu| self.budget.own(gpu) > 0)
     }
 
     fn look_at_gpu(&mut self, gpu: Gpu) -> Option<Race> {
@@ -55,6 +60,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return None;
         }
         let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(more));
+        let limit = self.budget.limit(gpu);
+        let was_within = self.budget.charged(gpu) <= limit;
         self.settle_budget(gpu);
         let held = self.books.held(gpu);
         let excess = |(process, figure): &&(u32, Figure)| {
@@ -62,8 +69,26 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         };
         let most = figures.iter().max_by_key(excess).map(|(process, _)| *process);
         let processes = most.into_iter().chain(self.let_allocate.iter().copied()).collect();
-        let is_above = self.budget.charged(gpu) > self.budget.limit(gpu);
+        // A lease above a limit that was lowered is nobody's doing.
+        let is_above = was_within && self.budget.charged(gpu) > limit;
         Some(Race { gpu, bytes: more, processes, is_above })
+    }
+
+    /// After the last process: sets what is charged to what RM still counts for the container's processes. Returns
+    /// whether that is nothing.
+    pub fn end(&mut self) -> bool {
+        let gpus: Vec<Gpu> = self.budget.gpus().collect();
+        let mut left = 0u64;
+        for gpu in gpus {
+            if self.budget.own(gpu) == 0 {
+                continue;
+            }
+            // RM says nothing of a GPU that nobody uses.
+            let counted = self.ask_all(gpu, &[], None).map_or(0, |figures| total(&figures));
+            self.budget.set(gpu, counted.min(self.budget.own(gpu)));
+            left = left.saturating_add(counted);
+        }
+        left == 0
     }
 
     /// Before a refusal: takes off the books what is gone from the card.
@@ -72,13 +97,20 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// that much of the orphaned is gone. Processes that are not asked for only make the use seem larger.
     pub(super) fn mend(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
         let _ = self.settle(gpu, asked);
+        self.forget_gone(gpu, asked);
+        self.settle_budget(gpu);
+    }
+
+    /// Takes off what is orphaned and gone from the card.
+    fn forget_gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
         let orphaned = self.books.sums(gpu).orphaned;
-        if orphaned > 0 {
-            let others = (self.elsewhere)();
-            // Others allocate and free meanwhile: the smallest of several differences counts.
-            let gone = (0..LOOKS).map(|_| self.gone(gpu, orphaned, &others, asked)).min().unwrap_or(0);
-            let _ = self.books.set_orphaned(gpu, orphaned - gone.min(orphaned));
+        if orphaned == 0 {
+            return;
         }
+        let others = (self.elsewhere)();
+        // Others allocate and free meanwhile: the smallest of several differences counts.
+        let gone = (0..LOOKS).map(|_| self.gone(gpu, orphaned, &others, asked)).min().unwrap_or(0);
+        let _ = self.books.set_orphaned(gpu, orphaned - gone.min(orphaned));
         self.settle_budget(gpu);
     }
 

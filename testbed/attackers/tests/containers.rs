@@ -390,3 +390,62 @@ fn who_changes_a_call_on_its_way_is_ended_and_named() {
     assert!(violations().contains(r#""kind":"race""#), "{}", violations());
     drop(meter);
 }
+
+/// A pod's containers share one budget, and what one of them held at its end comes back.
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_pods_containers_share_one_budget_for_as_long_as_it_lives() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Runc, "required").in_view(LowLevel::Runc.view());
+    let in_pod = |script: &str| {
+        let bundle = node.bundle("", script).annotation("gpushare.io/memory", "1GiB");
+        let bundle = bundle.annotation("gpushare.io/scope", "pod");
+        let bundle = bundle.annotation("io.kubernetes.cri.container-type", "container");
+        bundle.annotation("io.kubernetes.cri.sandbox-id", "pod")
+    };
+    let half = format!("sleep 1000 | {ATTACKER} {FILES} long --pieces 8 --driver {}", driver_version());
+    let (stays, goes) = (in_pod("sleep 1000"), in_pod(&half));
+    let staying = runtime.run(&stays);
+    let all = format!("{ATTACKER} {FILES} long --pieces 40 --driver {} </dev/null", driver_version());
+    let rest = || staying.exec(&["/bin/sh", "-c", &all]).stdout;
+    for _ in 0..2 {
+        // What a process held that has ended is charged until its own supervisor looks, within a second.
+        node.eventually("the pod's half can be had", || {
+            let going = runtime.run(&goes);
+            if said(&node, &going) != "got 8 pieces: limit of pieces\n" {
+                return false;
+            }
+            assert_eq!(leases(runtime.config()).len(), 1, "one lease");
+            assert_eq!(rest(), "got 8 pieces: Status(Status(81))\n");
+            true
+        });
+        node.eventually("the half is free again", || node.used() == 0);
+        node.eventually("its supervisor is gone", || node.supervisors().len() == 2);
+        assert_eq!(rest(), "got 16 pieces: Status(Status(81))\n");
+    }
+    drop(staying);
+    node.eventually("nothing is left", || node.supervisors().is_empty() && node.left().is_empty());
+}
+
+/// Memory of the host that stands in for the GPU's is no supervisor's: the libraries hold it.
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn host_memory_stays_bounded_beside_a_supervisor() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Runc, "required");
+    let more = runtime.config().with_extension("toml.d").join("host.toml");
+    fs::write(more, "[quota]\nhost_memory = \"8GiB\"\n").expect("a file");
+    let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_HOST_MEMORY", "1GiB");
+    let bundle = bundle.args(&["/bin/sh", "-c", "sleep 1000"]);
+    let container = runtime.run(&bundle);
+    let sizes = ["256MiB", "512MiB", "512MiB", "512MiB", "512MiB"];
+    let all = client(&container, &sizes);
+    let got = all.allocations().iter().filter(|answer| *answer == SUCCESS).count();
+    assert_eq!(got, 3, "256 MiB of the GPU's, 1 GiB of the host's: {:?}", all.allocations());
+}

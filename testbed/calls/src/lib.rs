@@ -112,7 +112,7 @@ pub fn missing_page() -> Result<usize, Errno> {
     // SAFETY: one integer, and no memory. The descriptor stays open until the process ends.
     let faults = Errno::result(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) })?;
     let faults = i32::try_from(faults).map_err(|_| Errno::EBADF)?;
-    let mut api = [0xaa, 0, 0];
+    let mut api = [0xaa_u64, 0, 0];
     // SAFETY: the kernel reads and writes three words.
     Errno::result(unsafe { libc::ioctl(faults, API, api.as_mut_ptr()) })?;
     let address = page.expose_provenance();
