@@ -119,8 +119,9 @@ pub struct Books<'m> {
 }
 
 impl<'m> Books<'m> {
-    /// The books that `records` hold. At most [`MOST_OBJECTS`] of them are used.
-    pub fn open(records: &'m mut [Record]) -> Self {
+    /// The books that `records` hold, of which those behind the first `written` were never written to. At most
+    /// [`MOST_OBJECTS`] of them are used.
+    pub fn open(records: &'m mut [Record], written: usize) -> Self {
         let mut books = Self {
             index: HashMap::new(),
             children: HashMap::new(),
@@ -131,7 +132,8 @@ impl<'m> Books<'m> {
             records,
         };
         let used = |record: &Record| record.state.load(Ordering::Acquire) == USED;
-        books.fresh = books.records.iter().rposition(used).map_or(0, |last| last + 1);
+        let written = books.records.len().min(written);
+        books.fresh = books.records[..written].iter().rposition(used).map_or(0, |last| last + 1);
         for slot in 0..books.fresh {
             if used(&books.records[slot]) { books.enter(slot) } else { books.free.push(number(slot)) }
         }

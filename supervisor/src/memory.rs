@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use nix::errno::Errno;
 use nix::sys::mman::munmap;
+use nix::unistd::{Whence, lseek};
 
 use crate::books::{MOST_OBJECTS, Record};
 use crate::budget::Page;
@@ -29,6 +30,8 @@ pub struct Mapped {
     pub entry: &'static mut Entry,
     /// The records of the books.
     pub records: &'static mut [Record],
+    /// Behind so many of them none was ever written to. To look at those would take memory for them.
+    pub written: usize,
     /// When the worker began to touch a program's memory.
     pub touch: Touch,
 }
@@ -38,7 +41,7 @@ pub struct Mapped {
 /// # Errors
 /// As mmap(2).
 pub fn map(file: impl AsFd) -> Result<Mapped, Errno> {
-    let base: *mut u8 = sys::map(file, 0, SIZE)?;
+    let base: *mut u8 = sys::map(&file, 0, SIZE)?;
     // SAFETY: both are within the mapping, which is never undone, and do not overlap. Any bytes are valid values.
     // The keeper maps nothing, and a worker starts after the last one's end.
     let entry = unsafe { &mut *base.cast::<Entry>() };
@@ -50,7 +53,20 @@ pub fn map(file: impl AsFd) -> Result<Mapped, Errno> {
     let touch = unsafe { base.add(JOURNAL - size_of::<AtomicU64>()) }.cast::<AtomicU64>();
     // SAFETY: as above; it is an atomic.
     let touch = Touch(unsafe { &*touch });
-    Ok(Mapped { entry, records, touch })
+    let written = written(file).div_ceil(size_of::<Record>());
+    Ok(Mapped { entry, records, written, touch })
+}
+
+/// Bytes behind the journal up to the last page that has any.
+fn written(file: impl AsFd) -> usize {
+    let start = i64::try_from(JOURNAL).unwrap_or(0);
+    let mut end = start;
+    while let Ok(hole) =
+        lseek(&file, end, Whence::SeekData).and_then(|data| lseek(&file, data, Whence::SeekHole))
+    {
+        end = hole;
+    }
+    usize::try_from(end - start).unwrap_or(SIZE)
 }
 
 /// A lease's budget for who grants it, mapped while this value lives.
@@ -96,4 +112,26 @@ pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
     // SAFETY: the mapping is never undone, all fields are atomics, and any bytes are valid values.
     let page = unsafe { &*page };
     if page.is_known() { Ok(page) } else { Err(Errno::EINVAL) }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::sys::uio::pwrite;
+    use nix::unistd::ftruncate;
+
+    use super::*;
+
+    #[test]
+    fn records_that_were_never_written_to_are_not_looked_at() {
+        let file = memfd_create("test", MFdFlags::MFD_CLOEXEC).unwrap();
+        ftruncate(&file, i64::try_from(SIZE).unwrap()).unwrap();
+        assert_eq!(written(&file), 0);
+        pwrite(&file, &[1], 8).unwrap();
+        assert_eq!(written(&file), 0, "the journal is none");
+        pwrite(&file, &[1], i64::try_from(JOURNAL + 5 * 4096 + 7).unwrap()).unwrap();
+        assert_eq!(written(&file), 6 * 4096);
+        pwrite(&file, &[1], i64::try_from(SIZE - 1).unwrap()).unwrap();
+        assert!(written(&file) >= SIZE - JOURNAL);
+    }
 }

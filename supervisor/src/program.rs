@@ -127,9 +127,9 @@ fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) 
     let holdings = args.holdings()?;
     // Until an earlier worker has ended: books and journal have one writer.
     let _turn = await_turn(&holdings.memory).context("the last worker")?;
-    let Mapped { entry, records, touch } = memory::map(&holdings.memory)?;
+    let Mapped { entry, records, written, touch } = memory::map(&holdings.memory)?;
     let page = memory::map_budget(&holdings.budget)?;
-    let books = Books::open(records);
+    let books = Books::open(records, written);
     let limits = File::from(holdings.limits.try_clone()?);
     // Not mapped: a container that may mount could cut the file short under the mapping. A reader that sees half of a
     // word refuses or asks in vain once.

@@ -153,7 +153,7 @@ impl World {
         let living = Rc::default();
         let records: Vec<Record> = (0..MOST_OBJECTS).map(|_| Record::default()).collect();
         let parts = (
-            Books::open(Vec::leak(records)),
+            Books::open(Vec::leak(records), usize::MAX),
             Budget::new(page, 0),
             Journal::open(Box::leak(Box::new(Entry::default()))),
         );
