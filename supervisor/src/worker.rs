@@ -123,7 +123,7 @@ impl Worker {
             // Without a keeper for now: the machine may have had no room for one.
             let timeout = match self.peer.link {
                 Some(_) => self.timeout(),
-                None => self.timeout().min(PollTimeout::from(RETRY)),
+                None => PollTimeout::from(RETRY),
             };
             let listeners = &self.peer.holdings.listeners;
             let mut asked: Vec<PollFd> = self.peer.link.iter().chain(listeners).map(readable).collect();
