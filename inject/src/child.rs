@@ -1,4 +1,5 @@
-//! Runs gpushare's CLI for what a static program cannot do: NVML has to be loaded.
+//! Runs our other programs to their end: the CLI for what a static program cannot do, since NVML has to be
+//! loaded, and the supervisor's start.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::AsFd;

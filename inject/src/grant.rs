@@ -412,8 +412,8 @@ pub fn admit_mode(json: &Value, request: &Request, state: &StateFolder) -> Resul
     Ok(())
 }
 
-/// Less memory than this holds no CUDA context and a program: an H200 takes 520 MiB for a context alone, and the
-/// books charge 776, which leaves room for libraries' code.
+/// Less memory than this holds no CUDA context and a program: an H200 takes 520 MiB for a context alone, and
+/// the books charge 776, which leaves room for libraries' code.
 const LITTLE: DeviceMemory = DeviceMemory::from_bytes(800 << 20);
 
 /// What to say of a lease in which CUDA programs will hardly start; `None` where they should.

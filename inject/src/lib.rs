@@ -83,7 +83,7 @@ pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
 pub use supervision::{
-    Hindrance, Passed, Record, Supervised, Supervision, SupervisionError, SupervisorMode, decide,
+    Hindrance, Passed, Record, StartError, Supervised, Supervision, SupervisionError, SupervisorMode, decide,
     on_node as can_supervise, supervision,
 };
 pub use sys::outlive_file_size_limit;

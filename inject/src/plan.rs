@@ -74,7 +74,7 @@ pub struct Plan {
     /// What sets the driver's own limit, once the container exists and before its program starts.
     #[serde(skip)]
     pub limiter: Option<DriverLimiter>,
-    /// What holds the container's memory from outside.
+    /// A supervisor to start, which holds the container's memory from outside.
     #[serde(skip)]
     pub supervised: Option<Supervised>,
     /// Parts of the node that the plan does not give.
@@ -171,7 +171,7 @@ impl Plan {
     }
 }
 
-/// What the wrapper starts for a container that a supervisor holds.
+/// The supervisor that the wrapper starts for a container, if one holds it.
 fn supervised(request: &Request, lease: &Lease, parts: PlanParts) -> Option<Supervised> {
     let is_supervised = lease.enforcement_for(request) == Enforcement::Supervised;
     let control = &parts.nodes.control.host_path;

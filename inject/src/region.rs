@@ -61,7 +61,7 @@ pub struct Region {
     name: String,
     /// Where it is mounted, below `/` and its name.
     namespace: Namespace,
-    /// What supervisors go by, of all leases.
+    /// The budgets of all leases, by which supervisors go.
     budgets: Budgets,
     id: i64,
 }

@@ -1,18 +1,22 @@
-//! The supervisor, which holds a container's memory from outside: whether one can hold this container, and what the
-//! state folder keeps of it.
+//! The supervisor, which holds a container's memory from outside: whether one can hold this container, its
+//! start, and what the state folder keeps of it.
 
 mod budget;
 mod record;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use gpushare_inventory::Node;
 use gpushare_quota::{Enforcement, Lease};
 use gpushare_request::{InterceptorPolicy, Mode, Request};
 use gpushare_supervisor::abi::Era;
 pub use gpushare_supervisor::budget::Passed;
+use gpushare_supervisor::program::START;
 use gpushare_supervisor::sys::{can_listen, notification_fits};
 use serde_json::Value;
+
+use crate::child::{self, Ended};
 
 pub(crate) use budget::Budgets;
 pub use record::Record;
@@ -28,10 +32,10 @@ pub enum SupervisorMode {
     Required,
 }
 
-/// What the wrapper starts for a container.
+/// A supervisor that is to be started for a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Supervised {
-    /// The program.
+    /// Path of `gpushare-supervisor`.
     pub program: PathBuf,
     /// The driver's version.
     pub driver: String,
@@ -43,6 +47,54 @@ pub struct Supervised {
     pub budget: PathBuf,
     /// The limits that its programs read.
     pub limits: PathBuf,
+}
+
+impl Supervised {
+    /// Starts the supervisor, which takes listeners at `socket` when this returns. It gets nothing of the
+    /// caller's environment, and none of its descriptors.
+    ///
+    /// # Errors
+    /// When it cannot be started, or gives no answer within 20 seconds.
+    pub fn start(&self, socket: &Path) -> Result<(), StartError> {
+        let Self { program, driver, control, uvm, budget, limits } = self;
+        let mut start = Command::new(program);
+        start.arg(START).arg("--driver").arg(driver).arg("--control").arg(control).arg("--uvm").arg(uvm);
+        start.arg("--budget-path").arg(budget).arg("--limits-path").arg(limits);
+        start.arg("--socket-path").arg(socket);
+        let path = || program.clone();
+        match child::run(start).map_err(|source| StartError::Run { path: path(), source })? {
+            Ended::Well => Ok(()),
+            Ended::Failed(line) => Err(StartError::Refused { path: path(), line }),
+            Ended::NoAnswer => Err(StartError::NoAnswer { path: path() }),
+        }
+    }
+}
+
+/// Why a supervisor did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The program cannot be run.
+    #[error("cannot start the supervisor {path}")]
+    Run {
+        /// Path of the program.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It ended with an error.
+    #[error("cannot start the supervisor {path}: {line}")]
+    Refused {
+        /// Path of the program.
+        path: PathBuf,
+        /// The last line of its standard error.
+        line: String,
+    },
+    /// It did not end within the deadline.
+    #[error("the supervisor {path} gave no answer for {} seconds", child::DEADLINE.as_secs())]
+    NoAnswer {
+        /// Path of the program.
+        path: PathBuf,
+    },
 }
 
 /// Why a container with a share cannot start under a supervisor, or beside containers that one holds.
@@ -86,8 +138,8 @@ pub enum Hindrance {
     /// The driver's calls have not been compared.
     #[error("it does not know driver {0}")]
     Driver(String),
-    /// The kernel.
-    #[error("this kernel cannot report system calls as it needs (Linux 5.19 or newer)")]
+    /// A kernel before 5.19, or a machine other than x86-64.
+    #[error("this kernel cannot report system calls as it needs (Linux 5.19 or newer, on x86-64)")]
     Kernel,
     /// Yama's ptrace_scope 3 keeps everybody from others' memory and descriptors.
     #[error("kernel.yama.ptrace_scope = 3 keeps it from the container's memory")]
@@ -158,8 +210,8 @@ pub fn on_node(program: &Path, node: &Node) -> Result<(), Hindrance> {
 /// Checks that a container can be held as its lease is, whatever the setting is by now.
 ///
 /// # Errors
-/// When the lease's other containers are held by a supervisor and this one cannot be, or the other way round where one
-/// is required.
+/// When the lease's other containers are held by a supervisor and this one cannot be, or the other way round
+/// where one is required.
 pub(crate) fn check_lease(
     lease: &Lease,
     request: &Request,
@@ -175,11 +227,17 @@ pub(crate) fn check_lease(
         (_, held) if mode == SupervisorMode::Required && held.terms().has_region => {
             Err(SupervisionError::Required(Hindrance::Granted))
         }
-        _ => Ok(()),
+        (_, held) => {
+            if request.is_supervised && held != Enforcement::Supervised {
+                let why = Hindrance::Granted;
+                tracing::warn!(%why, "libraries hold its memory, since no supervisor can");
+            }
+            Ok(())
+        }
     }
 }
 
-/// What the supervisors of a lease say of it.
+/// Figures of a lease's supervisors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Supervision {
     /// What went past them.
@@ -188,12 +246,12 @@ pub struct Supervision {
     pub charged: Vec<u64>,
 }
 
-/// What the supervisors of a lease say of it; `None` where none holds it.
+/// Reads the figures of a lease's supervisors; `None` where none holds it.
 ///
 /// # Errors
 /// When its budget cannot be read.
 pub fn supervision(state: &Path, lease: i64) -> std::io::Result<Option<Supervision>> {
-    Budgets::of(state).look(lease)
+    Budgets::of(state).supervision(lease)
 }
 
 /// What reports calls to a program of the bundle's choice.
@@ -216,16 +274,21 @@ mod tests {
 
     #[test]
     fn a_listener_of_the_bundles_own_is_found() {
-        let of = |filter: Value| own_listener(&json!({"linux": {"seccomp": filter}}));
-        assert_eq!(of(json!(null)), None);
+        let listener_in = |filter: Value| own_listener(&json!({"linux": {"seccomp": filter}}));
+        assert_eq!(listener_in(json!(null)), None);
         assert_eq!(
-            of(json!({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"action": "SCMP_ACT_ALLOW"}]})),
+            listener_in(
+                json!({"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{"action": "SCMP_ACT_ALLOW"}]})
+            ),
             None
         );
-        assert_eq!(of(json!({"defaultAction": "SCMP_ACT_NOTIFY"})), Some("SCMP_ACT_NOTIFY"));
-        assert_eq!(of(json!({"syscalls": [{}, {"action": "SCMP_ACT_NOTIFY"}]})), Some("SCMP_ACT_NOTIFY"));
-        assert_eq!(of(json!({"listenerPath": "/x"})), Some("linux.seccomp.listenerPath"));
-        assert_eq!(of(json!({"listenerPath": ""})), None);
+        assert_eq!(listener_in(json!({"defaultAction": "SCMP_ACT_NOTIFY"})), Some("SCMP_ACT_NOTIFY"));
+        assert_eq!(
+            listener_in(json!({"syscalls": [{}, {"action": "SCMP_ACT_NOTIFY"}]})),
+            Some("SCMP_ACT_NOTIFY")
+        );
+        assert_eq!(listener_in(json!({"listenerPath": "/x"})), Some("linux.seccomp.listenerPath"));
+        assert_eq!(listener_in(json!({"listenerPath": ""})), None);
         assert_eq!(own_listener(&json!({})), None);
     }
 }

@@ -85,8 +85,8 @@ pub struct Terms {
     pub has_region: bool,
     /// Whether the container gets our libraries in place of the driver's.
     pub is_intercepted: bool,
-    /// Whether memory is held by the books that our libraries keep in each process: a process that did not load
-    /// them, and memory without an entry, are past the limit.
+    /// Whether memory is held by the books that our libraries keep in each process: a process that did not
+    /// load them, and memory without an entry, are past the limit.
     pub is_held_by_books: bool,
     /// Whether a part of compute is a part of the GPU's time.
     pub shares_time: bool,

@@ -262,8 +262,8 @@ impl Lease {
         }
     }
 
-    /// Whether a process that did not load our libraries is past a limit: that of memory where their books hold it,
-    /// and that of compute where there is one.
+    /// Whether a process that did not load our libraries is past a limit: that of memory where their books
+    /// hold it, and that of compute where there is one.
     pub fn needs_libraries(&self) -> bool {
         let terms = self.enforcement.terms();
         let has_cores = || self.grants.iter().any(|grant| grant.cores.is_some());

@@ -265,7 +265,8 @@ impl Args {
 }
 
 impl Args {
-    /// Reads `exec`. Other than the commands that open a bundle it is never refused: what cannot be read has no id.
+    /// Reads `exec`. Other than the commands that open a bundle it is never refused: what cannot be read has
+    /// no id.
     fn exec(&mut self, global: &Line, words: &[OsString]) -> Command {
         let mut line = Line::default();
         let read = line.read(words, &EXEC);

@@ -50,8 +50,8 @@ pub fn low_level(runtime: &Path) -> Result<Infallible> {
     low_level_under(runtime, Filter::None)
 }
 
-/// As [`low_level`], with a filter around the runtime and all that it starts. After a failure this process must do
-/// nothing else: the filter stays.
+/// As [`low_level`], with a filter around the runtime and all that it starts. After a failure this process
+/// must do nothing else: the filter stays.
 ///
 /// It does not use `Command::exec`, which resets signals and their mask for Rust programs.
 pub fn low_level_under(runtime: &Path, filter: Filter) -> Result<Infallible> {

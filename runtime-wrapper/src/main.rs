@@ -1,8 +1,8 @@
 //! The OCI runtime that engines call. It grants a share at `create`, then becomes the low-level runtime.
 //!
-//! Calls other than `create`, `run`, `exec`, `checkpoint`, `restore` and `delete` go to the low-level runtime at once, and
-//! so does a container that asks for nothing. On success this process never exits by itself: execve keeps its pid,
-//! parent and descriptors.
+//! Calls other than `create`, `run`, `exec`, `checkpoint`, `restore` and `delete` go to the low-level runtime
+//! at once, and so does a container that asks for nothing. On success this process never exits by itself:
+//! execve keeps its pid, parent and descriptors.
 #![deny(unsafe_code)]
 
 mod args;

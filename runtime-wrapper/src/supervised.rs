@@ -1,9 +1,9 @@
-//! Puts a container's processes under its supervisor: `create` starts it, and each filter's listener goes to it.
+//! Puts a container's processes under its supervisor: `create` starts it, and each filter's listener goes to
+//! it.
 
 use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
@@ -12,14 +12,13 @@ use gpushare_quota::{Lease, LeaseKey};
 use gpushare_supervisor::abi::Era;
 use gpushare_supervisor::filter::{denied, reported};
 use gpushare_supervisor::handover::{connect_to, hand_over};
-use gpushare_supervisor::program::START;
 use gpushare_supervisor::sys::{install_with_listener, install_without_listener};
 use nix::errno::Errno;
 
 use crate::args::Args;
 use crate::{create, exec, inherited};
 
-/// What is put around the low-level runtime, and with it around all that the container runs.
+/// A filter around the low-level runtime, and with it around all that the container runs.
 pub enum Filter {
     /// Nothing.
     None,
@@ -73,36 +72,22 @@ impl Filter {
 /// # Errors
 /// When it cannot be started.
 pub fn start(supervised: &Supervised, lease: &Lease, key: &LeaseKey, config: &Config) -> Result<Filter> {
-    let Supervised { program, driver, control, uvm, budget, limits } = supervised;
-    let state = &config.paths.state;
+    let (state, driver) = (&config.paths.state, &supervised.driver);
     let record =
         Record::prepare(state, key, lease.id, driver).context("cannot keep a record of the supervisor")?;
     inherited::await_children();
-    let mut start = Command::new(program);
-    start.arg(START).arg("--driver").arg(driver).arg("--control").arg(control).arg("--uvm").arg(uvm);
-    start.arg("--budget-path").arg(budget).arg("--limits-path").arg(limits);
-    start.arg("--socket-path").arg(&record.socket);
-    let started = start.stdin(Stdio::null()).output().with_context(|| cannot_start(program))?;
-    if !started.status.success() {
-        let why = String::from_utf8_lossy(&started.stderr);
-        let why = why.lines().next_back().unwrap_or("it ended without a word");
-        bail!("{}: {why}", cannot_start(program));
-    }
+    supervised.start(&record.socket)?;
     record.write(key).context("cannot keep a record of the supervisor")?;
     Ok(Filter::Reported { era: era(driver)?, socket: record.socket, or_denied: false })
 }
 
-fn cannot_start(program: &Path) -> String {
-    format!("cannot start the supervisor {}", program.display())
-}
-
 fn era(driver: &str) -> Result<&'static Era> {
-    let known = driver.parse().ok().and_then(Era::for_version);
-    known.with_context(|| format!("the supervisor does not know driver {driver}"))
+    let era = driver.parse().ok().and_then(Era::for_version);
+    era.with_context(|| format!("the supervisor does not know driver {driver}"))
 }
 
-/// `exec`: a process in a container that a supervisor holds comes under the same one. Where that cannot be had, it gets
-/// no memory of a GPU.
+/// `exec`: a process in a container that a supervisor holds comes under the same one. Where that cannot be
+/// had, it gets no memory of a GPU.
 pub fn exec(args: &Args, config: &Config) -> Result<Infallible> {
     let filter = filter_of(args, &config.paths.state);
     if !matches!(filter, Filter::None) {

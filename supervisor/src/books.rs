@@ -119,8 +119,8 @@ pub struct Books<'m> {
 }
 
 impl<'m> Books<'m> {
-    /// The books that `records` hold, of which those behind the first `written` were never written to. At most
-    /// [`MOST_OBJECTS`] of them are used.
+    /// The books that `records` hold, of which those behind the first `written` were never written to. At
+    /// most [`MOST_OBJECTS`] of them are used.
     pub fn open(records: &'m mut [Record], written: usize) -> Self {
         let mut books = Self {
             index: HashMap::new(),

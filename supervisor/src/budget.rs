@@ -39,8 +39,8 @@ pub struct Passed {
     pub ended: u64,
 }
 
-/// Number of the page's layout: raised with every change to it. The page of a lease that stands may be an earlier
-/// version's.
+/// Number of the page's layout: raised with every change to it. The page of a lease that stands may be an
+/// earlier version's.
 const VERSION: u64 = 1;
 /// What a page begins with: "gpushare" with the number of its layout.
 const LAYOUT: u64 = u64::from_ne_bytes(*b"gpushare") ^ VERSION;
@@ -129,7 +129,8 @@ impl<'p> Budget<'p> {
         Self { page, slot, publish: Box::new(|_, _| ()) }
     }
 
-    /// The same, which tells `publish` after each change what all supervisors have charged on a GPU, in bytes.
+    /// The same, which tells `publish` after each change what all supervisors have charged on a GPU, in
+    /// bytes.
     #[must_use]
     pub fn published_by(self, publish: impl Fn(Gpu, u64) + Send + 'static) -> Self {
         Self { publish: Box::new(publish), ..self }
@@ -137,14 +138,14 @@ impl<'p> Budget<'p> {
 
     fn publish(&self, gpu: Gpu) {
         // Of two that publish at once, the last has to tell the sum of both.
-        let mut told = self.charged(gpu);
+        let mut charged = self.charged(gpu);
         loop {
-            (self.publish)(gpu, told);
+            (self.publish)(gpu, charged);
             let now = self.charged(gpu);
-            if now == told {
+            if now == charged {
                 return;
             }
-            told = now;
+            charged = now;
         }
     }
 

@@ -37,8 +37,9 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// The devices that these paths lead to. nvidia-uvm may be missing, where its module is not loaded. A device node
-    /// with the control device's major number is a GPU's: `gpus` names files that are no device nodes.
+    /// The devices that these paths lead to. nvidia-uvm may be missing, where its module is not loaded. A
+    /// device node with the control device's major number is a GPU's: `gpus` names files that are no device
+    /// nodes.
     ///
     /// # Errors
     /// When one of the others cannot be looked at.

@@ -90,8 +90,8 @@ pub fn hand_over(connection: &OwnedFd, listener: impl AsFd) -> io::Result<()> {
     receive_descriptor(connection).map(drop)
 }
 
-/// Does something with the address of a socket at `path`, which may be longer than the 107 bytes that an address has
-/// room for.
+/// Does something with the address of a socket at `path`, which may be longer than the 107 bytes that an
+/// address has room for.
 ///
 /// # Errors
 /// When the folder around it cannot be opened, and those of `what`.

@@ -78,7 +78,7 @@ impl OpenBudget {
     ///
     /// # Errors
     /// As [`map_budget`].
-    pub fn of(file: impl AsFd) -> Result<Self, Errno> {
+    pub fn open(file: impl AsFd) -> Result<Self, Errno> {
         map_budget(file).map(|page| Self(NonNull::from(page)))
     }
 }

@@ -21,8 +21,7 @@ use crate::worker::{Peer, Worker};
 use crate::{memory, rights, sys};
 use anyhow::{Context, Result, bail};
 use gpushare_region::charged_at;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::libc;
+use nix::fcntl::OFlag;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, listen, socket};
@@ -32,8 +31,8 @@ use nix::unistd::{chdir, setsid};
 /// The word by which the runtime wrapper starts a container's supervisor.
 pub const START: &str = "start";
 
-/// What the command line says. Descriptors are there where one of the two roles starts the other, paths where the
-/// wrapper starts both.
+/// What the command line says. Descriptors are there where one of the two roles starts the other, paths where
+/// the wrapper starts both.
 #[derive(Default)]
 struct Args {
     driver: String,
@@ -112,11 +111,11 @@ fn start(args: &Args, limits: OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Takes the first slot of a lease's budget that no living supervisor has. It belongs to the open file, which keeper
-/// and worker have in common.
+/// Takes the first slot of a lease's budget that no living supervisor has. It belongs to the open file, which
+/// keeper and worker have in common.
 fn claim_slot(budget: &OwnedFd) -> Result<usize> {
     let page = memory::map_budget(budget)?;
-    let is_free = |slot: &usize| sys::lock_byte(budget.as_fd(), *slot).is_ok();
+    let is_free = |slot: &usize| sys::lock_byte(budget, *slot, false).is_ok();
     // What a supervisor left behind that was killed stays charged while there are other slots.
     let (clean, used): (Vec<usize>, Vec<usize>) = (0..MOST_SLOTS).partition(|slot| page.is_clean(*slot));
     let found = clean.into_iter().chain(used).find(is_free);
@@ -131,8 +130,8 @@ fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) 
     let page = memory::map_budget(&holdings.budget)?;
     let books = Books::open(records, written);
     let limits = File::from(holdings.limits.try_clone()?);
-    // Not mapped: a container that may mount could cut the file short under the mapping. A reader that sees half of a
-    // word refuses or asks in vain once.
+    // Not mapped: a container that may mount could cut the file short under the mapping. A reader that sees
+    // half of a word refuses or asks in vain once.
     let publish = move |gpu, bytes: u64| {
         let at = u64::try_from(charged_at(gpu)).unwrap_or(u64::MAX);
         let _ = limits.write_all_at(&bytes.to_ne_bytes(), at); // it tells programs, and decides nothing
@@ -149,19 +148,13 @@ fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) 
     Ok(())
 }
 
-/// Waits for the lock that one worker at a time holds until its end. The file is opened anew for it: whoever shares a
-/// description shares its locks, and a lock of the process would go with any descriptor that is closed.
+/// Waits for the lock that one worker at a time holds until its end. The file is opened anew for it: whoever
+/// shares a description shares its locks, and a lock of the process would go with any descriptor that is
+/// closed.
 fn await_turn(memory: &OwnedFd) -> Result<OwnedFd> {
     let own = open(&Path::new("/proc/self/fd").join(memory.as_raw_fd().to_string()))?;
-    let kind = i16::try_from(libc::F_WRLCK).unwrap_or(0);
-    let whole = libc::flock { l_type: kind, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
-    loop {
-        match fcntl(&own, FcntlArg::F_OFD_SETLKW(&whole)) {
-            Ok(_) => return Ok(own),
-            Err(nix::errno::Errno::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
+    sys::lock_byte(&own, 0, true)?;
+    Ok(own)
 }
 
 /// What the process inherited of whoever started it does not matter to it any more.

@@ -8,8 +8,8 @@ use caps::{CapSet, Capability, CapsHashSet};
 
 use crate::keeper::Role;
 
-/// Keeps what reading and ending the container's processes takes, for a keeper what sending descriptors takes where
-/// others of root's have many in flight, and nothing else.
+/// Keeps what reading and ending the container's processes takes, for a keeper what sending descriptors takes
+/// where others of root's have many in flight, and nothing else.
 ///
 /// # Errors
 /// When the kernel refuses.

@@ -57,7 +57,8 @@ fn install(program: &mut [libc::sock_filter], flags: c_ulong) -> c_long {
     unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) }
 }
 
-/// Whether the kernel can report calls in the way that the supervisor needs, on a machine whose calls it knows.
+/// Whether the kernel can report calls in the way that the supervisor needs, on a machine whose calls it
+/// knows.
 pub fn can_listen() -> bool {
     if cfg!(not(target_arch = "x86_64")) {
         return false;
@@ -66,7 +67,8 @@ pub fn can_listen() -> bool {
     let nothing: *const libc::sock_fprog = std::ptr::null();
     // SAFETY: the kernel checks the flags, and then finds no program.
     let asked = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, nothing) };
-    // EBUSY is the answer where a filter with a listener stands already, which whoever puts on another one is told.
+    // EBUSY is the answer where a filter with a listener stands already, which whoever puts on another one is
+    // told.
     matches!(Errno::result(asked), Err(Errno::EFAULT | Errno::EBUSY))
 }
 
@@ -176,11 +178,12 @@ fn set_timer(microseconds: u32) {
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
 }
 
-/// Locks one byte of an open file for whoever has that file, until the last of them closes it.
+/// Locks one byte of an open file for whoever has that file, until the last of them closes it. `waits`: until
+/// whoever has it gives it up.
 ///
 /// # Errors
-/// EAGAIN where somebody has it who opened the file by himself.
-pub(crate) fn lock_byte(file: BorrowedFd, at: usize) -> Result<(), Errno> {
+/// EAGAIN where somebody has it who opened the file by himself, if it does not wait.
+pub(crate) fn lock_byte(file: impl AsFd, at: usize, waits: bool) -> Result<(), Errno> {
     let short = |number: c_int| libc::c_short::try_from(number).unwrap_or(libc::c_short::MAX);
     let wanted = libc::flock {
         l_type: short(libc::F_WRLCK),
@@ -189,7 +192,13 @@ pub(crate) fn lock_byte(file: BorrowedFd, at: usize) -> Result<(), Errno> {
         l_len: 1,
         l_pid: 0,
     };
-    fcntl(file, FcntlArg::F_OFD_SETLK(&wanted)).map(drop)
+    let lock = || if waits { FcntlArg::F_OFD_SETLKW(&wanted) } else { FcntlArg::F_OFD_SETLK(&wanted) };
+    loop {
+        match fcntl(&file, lock()) {
+            Err(Errno::EINTR) => {}
+            done => return done.map(drop),
+        }
+    }
 }
 
 /// Closes every descriptor but the three standard ones.

@@ -36,8 +36,8 @@ const RETRY: u8 = 20;
 const LONGEST_END: u64 = 10_000_000;
 const BETWEEN_ENDS: Duration = Duration::from_millis(20);
 
-/// What is done about a race: it gets the descriptors of the race's processes that are certainly the container's, and
-/// returns how many it ended.
+/// What is done about a race: it gets the descriptors of the race's processes that are certainly the
+/// container's, and returns how many it ended.
 pub type OnRace = Box<dyn FnMut(&Race, &[&OwnedFd]) -> u64>;
 
 /// What a worker holds besides its own books, and the keeper.
@@ -153,7 +153,8 @@ impl Worker {
                 self.look();
             }
         }
-        // The pod's other containers may have what the last processes held, once they and their files are gone.
+        // The pod's other containers may have what the last processes held, once they and their files are
+        // gone.
         let until = self.now() + LONGEST_END;
         while !self.supervisor.end() && self.now() < until {
             std::thread::sleep(BETWEEN_ENDS);
@@ -247,7 +248,8 @@ impl Worker {
         let number = command.to_le_bytes()[0];
         let call = Call { number, size, address, thread: tid, process, fd, at };
         match self.devices.kind(&file) {
-            // A plain number that any other driver may use. Which file the kernel will find there is not certain.
+            // A plain number that any other driver may use. Which file the kernel will find there is not
+            // certain.
             _ if command == UVM_MAP_EXTERNAL => self.supervisor.map_external(&call),
             FileKind::Control | FileKind::Gpu => self.supervisor.handle(&call, &program, &file),
             FileKind::Uvm | FileKind::Other => Answer::Fail(Errno::ENOTTY),

@@ -71,11 +71,11 @@ impl Budgets {
         Ok(grants.all(|(line, grant)| page.granted(line) == grant.memory.bytes()))
     }
 
-    /// What the supervisors of a lease say of it; `None` where none holds it.
+    /// Reads the figures of a lease's supervisors; `None` where none holds it.
     ///
     /// # Errors
     /// When its budget cannot be read.
-    pub fn look(&self, lease: i64) -> io::Result<Option<Supervision>> {
+    pub fn supervision(&self, lease: i64) -> io::Result<Option<Supervision>> {
         match self.open(lease) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             found => {
@@ -85,8 +85,8 @@ impl Budgets {
         }
     }
 
-    /// Removes the budget of a lease; succeeds also if there is none. A supervisor that still has it, since somebody
-    /// left a process behind, allocates nothing any more.
+    /// Removes the budget of a lease; succeeds also if there is none. A supervisor that still has it, since
+    /// somebody left a process behind, allocates nothing any more.
     pub fn remove(&self, lease: i64) {
         if let Ok(page) = self.open(lease) {
             page.revoke();
@@ -103,6 +103,6 @@ impl Budgets {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let file: File =
             OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path(lease))?;
-        Ok(OpenBudget::of(file)?)
+        Ok(OpenBudget::open(file)?)
     }
 }

@@ -1,5 +1,5 @@
-//! What the state folder says of the containers that supervisors hold. `exec` reads it, to put a new process under the
-//! container's own supervisor.
+//! The state folder's records of the containers that supervisors hold. `exec` reads them, to put a new
+//! process under the container's own supervisor.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::region::make_private;
 
-/// Name of the folder of all records, in the state folder. It has a folder for each container id, and that a record
-/// for each lease: containers of one id may live below several runtime roots.
+/// Name of the folder of all records, in the state folder. It has a folder for each container id, and that a
+/// record for each lease: containers of one id may live below several runtime roots.
 const FOLDER: &str = "supervised";
 /// The longest record, in bytes: a runtime root is a path.
 const LONGEST: u64 = 8192;
@@ -78,17 +78,20 @@ impl Record {
         Ok(found.map(|(lease, driver)| Self { driver, socket: folder.join(format!("{lease}.socket")) }))
     }
 
-    /// Whether a record of this container id names the folder below which `key` has its container, by another path.
+    /// Whether a record of this container id names the folder below which `key` has its container, by another
+    /// path.
     pub fn is_at(state: &Path, key: &LeaseKey) -> bool {
         let folder = state.join(FOLDER).join(&key.container);
         let identity = |root: &str| FileIdentity::of(&Path::new(root).join(&key.container)).ok();
         let here = identity(&key.root);
-        let known = leases(&folder)
+        let records = leases(&folder)
             .unwrap_or_default()
             .into_iter()
             .map(|lease| read(&folder.join(lease.to_string())));
         // One that cannot be read may be it.
-        known.into_iter().any(|text| text.map_or(true, |text| here.is_some() && identity(&text.root) == here))
+        records
+            .into_iter()
+            .any(|text| text.map_or(true, |text| here.is_some() && identity(&text.root) == here))
     }
 
     /// Whether a supervisor holds a container of any of these ids, or, without ids, any container at all.

@@ -74,8 +74,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Some(Race { gpu, bytes: more, processes, is_above })
     }
 
-    /// After the last process: sets what is charged to what RM still counts for the container's processes. Returns
-    /// whether that is nothing.
+    /// After the last process: sets what is charged to what RM still counts for the container's processes.
+    /// Returns whether that is nothing.
     pub fn end(&mut self) -> bool {
         let gpus: Vec<Gpu> = self.budget.gpus().collect();
         let mut left = 0u64;
