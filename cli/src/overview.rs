@@ -96,7 +96,7 @@ pub struct ShareView {
     pub project: String,
     /// `share`, `mps`, `time-slice` or `exclusive`.
     pub mode: &'static str,
-    /// Who keeps its memory within the limit: `supervisor`, `library`, `driver` or `nobody`.
+    /// Holder of its memory within the limit: `supervisor`, `library`, `driver` or `nobody`.
     pub held_by: &'static str,
     /// `reserved`, `active` or `gone`.
     pub state: &'static str,

@@ -46,7 +46,7 @@ pub struct Planned {
     priority: Option<u8>,
     /// `fixed`, `burst` or `none`.
     compute_policy: Option<&'static str>,
-    /// Who would keep its memory within the limit: `supervisor`, `library` or `nobody`.
+    /// Future holder of its memory within the limit: `supervisor`, `library` or `nobody`.
     held_by: Option<&'static str>,
     /// Whether the driver's own limit would be set, too.
     driver_limit: bool,

@@ -59,9 +59,9 @@ impl Audit {
         *looks >= UNREAD_LOOKS
     }
 
-    /// Compares the driver's figures for one line with what is booked for it, by the container's libraries or by its
-    /// supervisors, in bytes. Returns the bytes that the books do not explain, once enough looks in a row have found
-    /// some, else 0.
+    /// Compares the driver's figures for one line with the bytes that are booked for it, by the container's
+    /// libraries or by its supervisors. Returns the bytes that the books do not explain, once enough looks in
+    /// a row have found some, else 0.
     pub fn compare(
         &mut self,
         lease: &Lease,
@@ -155,8 +155,8 @@ fn slack(held: &Held, limit: DeviceMemory, tolerance: DeviceMemory) -> u64 {
 }
 
 /// Whether a container that holds memory beyond its books keeps to its limit all the same, once that is
-/// lowered by what they do not explain: not where it holds more than the limit by itself, or others than the books
-/// hold it.
+/// lowered by what they do not explain: not where it holds more than the limit by itself, or others than the
+/// books hold it.
 pub fn would_be_capped(lease: &Lease, line: usize, held: &Held, tolerance: DeviceMemory) -> bool {
     let Some(grant) = lease.grants.get(line) else { return false };
     let most = grant.memory.bytes().saturating_add(slack(held, grant.memory, tolerance));
@@ -194,8 +194,8 @@ mod tests {
         ] {
             let (lease, mut audit) = (Lease { enforcement, ..lease.clone() }, Audit::default());
             let held = Held { bytes: gib(held).bytes(), processes: 1 };
-            let look = || audit.compare(&lease, 0, &held, 0, gib(1));
-            let last = std::iter::repeat_with(look).nth(LOOKS as usize);
+            let compare = || audit.compare(&lease, 0, &held, 0, gib(1));
+            let last = std::iter::repeat_with(compare).nth(LOOKS as usize);
             assert_eq!(last.map(DeviceMemory::from_bytes), Some(gib(want)), "{enforcement:?}, {held:?}");
         }
     }

@@ -19,6 +19,7 @@ use gpushare_inventory::{DeviceMemory, Gpu};
 use gpushare_quota::{
     Change, Elastic, GpuLoad, HeldBy, Lease, LeaseState, Loads, Running, Store, UpdateError,
 };
+use gpushare_region::ContextCost;
 use gpushare_request::MemoryRequest;
 
 use crate::node;
@@ -280,11 +281,11 @@ impl Arbiter<'_> {
         let done = self.store.update(lease.id, &lease.member.key, &[change], &self.gpus, rules, |new| {
             region.set_memory(new)?;
             let holds_more = |held: u64| held > new.grants[line].memory.bytes();
-            let held = || {
+            let current = || {
                 let charged = charged(self.state, lease, line);
                 charged.map_or_else(|| held(usage, lines, line), Ok)
             };
-            match std::mem::take(&mut checks).then(held).transpose() {
+            match std::mem::take(&mut checks).then(current).transpose() {
                 Ok(held) if !held.is_some_and(holds_more) => Ok(()),
                 other => {
                     region.set_memory(lease)?;
@@ -334,11 +335,12 @@ fn whole(bounds: Elastic, bytes: u64) -> DeviceMemory {
     DeviceMemory::from_bytes(bytes.div_ceil(piece).saturating_mul(piece))
 }
 
-/// What a supervisor has charged on the GPU of `line`, and what a context may still take there for the code of libraries,
-/// for which no program can ask; `None` where libraries hold the lease. What cannot be read counts as all of it.
+/// Bytes that a supervisor has charged on the GPU of `line`, with what a context may still take there for the
+/// code of libraries, for which no program can ask; `None` where libraries hold the lease. A figure that
+/// cannot be read counts as all of the GPU.
 fn charged(state: &Path, lease: &Lease, line: usize) -> Option<u64> {
-    /// What the libraries keep for code beside a bare context.
-    const FOR_CODE: u64 = 256 << 20;
+    /// Bytes that libraries' code may take beside a bare context.
+    const FOR_CODE: u64 = ContextCost::UNKNOWN.most - ContextCost::UNKNOWN.bare;
     if lease.enforcement.terms().held_by != HeldBy::Supervisor {
         return None;
     }

@@ -119,8 +119,8 @@ impl<'a> Response<'a> {
 }
 
 /// Whether a violation is a reason to stop a container. Strangers are not, and neither is what cannot be read
-/// for a moment, since the container's own end may look the same, nor a call that was changed, about which its
-/// supervisor has done what is to be done. All of them are only reported.
+/// for a moment, since the container's own end may look the same, nor a call that was changed, about which
+/// its supervisor has done what is to be done. All of them are only reported.
 fn counts(found: &Violation) -> bool {
     ![Kind::Unreadable, Kind::Stranger, Kind::Race].iter().any(|kind| kind.name() == found.kind)
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Result;
 use gpushare_config::{Config, Meter, OnCheating};
 use gpushare_inject::{
-    ContextCosts, Measuring, MemoryUse, Passed, Region, UsageError, one_line, supervision,
+    ContextCosts, Measuring, MemoryUse, Passed, Region, Supervision, UsageError, one_line, supervision,
 };
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
 use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
@@ -89,6 +89,7 @@ pub fn run(
         costs: ContextCosts::load(state, &node.driver.version),
         weighed: Instant::now(),
         looked: None,
+        supervised: HashMap::new(),
         looks: 0,
         watched: Vec::new(),
         ticks: 0,
@@ -138,6 +139,8 @@ struct Session<'a> {
     /// When what contexts take was last looked at.
     weighed: Instant,
     looked: Option<Instant>,
+    /// Figures of supervisors at the last look, by lease.
+    supervised: HashMap<i64, io::Result<Option<Supervision>>>,
     looks: u64,
     /// What the last look at the processes found.
     watched: Vec<Violation>,
@@ -324,10 +327,11 @@ impl<'a> Session<'a> {
         self.looks += 1;
         self.owners.forget();
         self.kept.hold(&self.leases);
+        self.supervised = self.ask_supervisors();
         let mut found = self.mend();
         let (mut on_gpu, mut strangers) = (HashMap::new(), BTreeMap::new());
         found.extend(self.audit(&mut on_gpu, &mut strangers));
-        found.extend(self.leases.iter().filter_map(|lease| raced(self.state, lease)));
+        found.extend(self.look_at_supervisors());
         if self.looks % WATCHED == 1 {
             self.watch.forget();
             self.watched.clear();
@@ -384,6 +388,26 @@ impl<'a> Session<'a> {
         if let Err(error) = MemoryUse::write(&all.collect(), self.state) {
             tracing::warn!(%error, "how much memory containers held cannot be written down");
         }
+    }
+
+    /// Reads the figures of all supervisors.
+    fn ask_supervisors(&self) -> HashMap<i64, io::Result<Option<Supervision>>> {
+        let supervised = self.leases.iter().filter(|lease| lease.enforcement == Enforcement::Supervised);
+        supervised.map(|lease| (lease.id, supervision(self.state, lease.id))).collect()
+    }
+
+    /// Names leases of which something went past their supervisors, and those whose figures cannot be read.
+    /// What was seen stays for as long as the lease does: it is proof.
+    fn look_at_supervisors(&self) -> Vec<Violation> {
+        let named = |lease: &Lease| {
+            let (kind, text) = match self.supervised.get(&lease.id)? {
+                Ok(None) => return None, // it is being created, or has just ended
+                Ok(Some(seen)) => (Kind::Race, raced(seen.passed)?.to_owned()),
+                Err(error) => (Kind::Unreadable, format!("its supervisors' figures cannot be read: {error}")),
+            };
+            Some(watch::of(lease, None, kind, text))
+        };
+        self.leases.iter().filter_map(named).collect()
     }
 
     /// Writes limits files that differ from their leases anew.
@@ -446,12 +470,13 @@ impl<'a> Session<'a> {
                 });
                 if let Ok(books) = books {
                     let tolerance = self.settings.tolerance;
-                    // Where a supervisor holds the lease, what it has charged is explained.
-                    let charged = supervision(self.state, lease.id).ok().flatten();
-                    let charged = charged.and_then(|seen| seen.charged.get(member.line).copied());
-                    let books = books.devices.get(member.line).map_or(0, |device| device.bytes);
-                    let books = charged.unwrap_or(books);
-                    member.unbooked = self.audit.compare(lease, member.line, &member.held, books, tolerance);
+                    let booked = match self.supervised.get(&id) {
+                        None => books.devices.get(member.line).map_or(0, |device| device.bytes),
+                        Some(Ok(Some(seen))) => seen.charged.get(member.line).copied().unwrap_or(0),
+                        // Figures that cannot be read are named, and explain all within the limit.
+                        Some(Ok(None) | Err(_)) => u64::MAX,
+                    };
+                    member.unbooked = self.audit.compare(lease, member.line, &member.held, booked, tolerance);
                     member.is_withheld = member.unbooked > 0
                         && self.settings.on_cheating == OnCheating::Cap
                         && would_be_capped(lease, member.line, &member.held, tolerance);
@@ -498,18 +523,17 @@ fn fault(error: &UsageError) -> Option<String> {
     }
 }
 
-/// What a lease's supervisors found to have gone past them. It stays for as long as the lease does: it is proof.
-fn raced(state: &Path, lease: &Lease) -> Option<Violation> {
-    let text = match supervision(state, lease.id).ok()??.passed {
-        Passed { races: 0, .. } => return None,
+/// Says what went past a lease's supervisors; `None` for nothing.
+fn raced(passed: Passed) -> Option<&'static str> {
+    match passed {
+        Passed { races: 0, .. } => None,
         Passed { ended: 0, .. } => {
-            "a program changed a call on its way past the supervisor, and was charged for it"
+            Some("a program changed a call on its way past the supervisor, and was charged for it")
         }
         Passed { .. } => {
-            "a program changed a call on its way past the supervisor, and was ended above the limit"
+            Some("a program changed a call on its way past the supervisor, and was ended above the limit")
         }
-    };
-    Some(watch::of(lease, None, Kind::Race, text.to_owned()))
+    }
 }
 
 fn beyond_books(lease: &Lease, member: &Member) -> Violation {

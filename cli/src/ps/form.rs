@@ -33,7 +33,7 @@ pub struct Share {
     state: &'static str,
     /// `share`, `mps`, `time-slice` or `exclusive`.
     mode: &'static str,
-    /// Who keeps its memory within the limit: `supervisor`, `library`, `driver` or `nobody`.
+    /// Holder of its memory within the limit: `supervisor`, `library`, `driver` or `nobody`.
     held_by: &'static str,
     /// The first process of the container on the host.
     pid: Option<i32>,
