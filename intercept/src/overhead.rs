@@ -29,7 +29,8 @@ impl Book {
         if self.charged(device).is_some() { ContextCost { most: cost.bare, ..cost } } else { cost }
     }
 
-    /// Bytes that a supervisor has charged the container with on `device`; `None` where the books hold its memory.
+    /// Bytes that a supervisor has charged the container with on `device`; `None` where the books hold its
+    /// memory.
     #[inline]
     pub(crate) fn charged(&self, device: usize) -> Option<u64> {
         self.limits.and_then(|file| file.charged(device))

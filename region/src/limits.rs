@@ -83,8 +83,8 @@ pub struct LimitLine {
     context_mebibytes: AtomicU32,
     /// What they are charged as in all, in MiB.
     context_most_mebibytes: AtomicU32,
-    /// What they really take, as [`Overhead`] has it: the time of the look in the upper half, the part in the lower. Where
-    /// a supervisor holds the memory: bytes that it has charged.
+    /// What they really take, as [`Overhead`] has it: the time of the look in the upper half, the part in the
+    /// lower. Where a supervisor holds the memory: bytes that it has charged.
     overhead: AtomicU64,
 }
 
@@ -215,7 +215,8 @@ pub fn set_supervised(file: &mut [u8; LIMITS_LEN]) {
 
 const SUPERVISED: usize = core::mem::offset_of!(LimitsHeader, supervised);
 
-/// Where a file has the bytes that a supervisor has charged on the GPU of line `line`, of which there must be one.
+/// Offset of the word with the bytes that a supervisor has charged on the GPU of line `line`, of which there
+/// must be one.
 pub const fn charged_at(line: usize) -> usize {
     HEADER_LEN + line * LINE_LEN + core::mem::offset_of!(LimitLine, overhead)
 }
@@ -247,12 +248,16 @@ impl LimitsFile {
         a == MAGIC[..4] && b == MAGIC[4..] && self.header.version.load(Relaxed) != LIMITS_VERSION
     }
 
-    /// Bytes that a supervisor has charged on the GPU of line `device`; `None` where none holds the container's memory.
+    /// Bytes that a supervisor has charged on the GPU of line `device`; `None` where none holds the
+    /// container's memory.
+    #[inline]
     pub fn charged(&self, device: usize) -> Option<u64> {
         use core::sync::atomic::Ordering::{Acquire, Relaxed};
+        if self.header.supervised.load(Relaxed) != 1 {
+            return None;
+        }
         // The line of host memory is no supervisor's.
-        let line = self.granted().get(device).filter(|_| self.header.supervised.load(Relaxed) == 1)?;
-        Some(line.overhead.load(Acquire))
+        Some(self.granted().get(device)?.overhead.load(Acquire))
     }
 
     /// The granted lines.

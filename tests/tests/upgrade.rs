@@ -26,8 +26,8 @@ use serde_json::Value;
 const CONTAINERS: usize = 20;
 
 /// What each of them does with its 4 GiB: one process keeps what it has, and others ask again and again for
-/// too much and for little. It ends once an answer is another one. With what contexts cost, 3 GiB are left, and 2 while
-/// one of the others lives.
+/// too much and for little. It ends once an answer is another one. With what contexts cost, 3 GiB are left,
+/// and 2 while one of the others lives.
 const LOAD: &str = "gpushare-simulator probe --allocate 16MiB --hold 100000 >/dev/null &
 while gpushare-simulator probe --json --allocate 5GiB --allocate 16MiB |
     grep -q 'CUDA_ERROR_OUT_OF_MEMORY.*CUDA_SUCCESS'; do echo held; sleep 2; done";

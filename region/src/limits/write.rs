@@ -15,10 +15,10 @@ const SEQUENCE: core::ops::Range<usize> = 16..20;
 const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
 
 impl LimitsFile {
-    /// Writes all that `grants`, `host_bytes` and `is_supervised` say over whatever the file held, and leaves the measurements
-    /// alone. Only one writer may run at a time. A writer that died half-way leaves an odd sequence, from
-    /// which the next writer continues. Each word is stored once, so a reader of a single word sees the old
-    /// or the new value. Grants beyond the file's last line are not written.
+    /// Writes all that `grants`, `host_bytes` and `is_supervised` say over whatever the file held, and leaves
+    /// the measurements alone. Only one writer may run at a time. A writer that died half-way leaves an odd
+    /// sequence, from which the next writer continues. Each word is stored once, so a reader of a single word
+    /// sees the old or the new value. Grants beyond the file's last line are not written.
     pub fn set_grants(&self, grants: &[DeviceLimits], host_bytes: u64, is_supervised: bool) {
         let header = &self.header;
         let writing = header.sequence.load(Relaxed) | 1;

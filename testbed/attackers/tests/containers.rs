@@ -1,4 +1,5 @@
-//! Containers whose memory a supervisor holds, created by the shipped wrapper through real low-level runtimes.
+//! Containers whose memory a supervisor holds, created by the shipped wrapper through real low-level
+//! runtimes.
 //!
 //! The containers' files of RM are a simulated one's, which the kernel reaches as it reaches a driver.
 
@@ -294,8 +295,8 @@ fn client(container: &Container, sizes: &[&str]) -> Report {
     Report::parse(&container.exec(&words).expect_success("the CUDA client in the container").stdout)
 }
 
-/// The driver's library makes RM's calls, and so the supervisor counts what it takes: contexts to the byte, and
-/// allocations until the share is full.
+/// The driver's library makes RM's calls, and so the supervisor counts what it takes: contexts to the byte,
+/// and allocations until the share is full.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn ordinary_programs_use_their_share_to_the_last_mebibytes() {

@@ -1,5 +1,5 @@
-//! Calls to NVIDIA's resource manager (RM) without any library: those that a driver's library makes, and those of programs
-//! that mean harm.
+//! Calls to NVIDIA's resource manager (RM) without any library: those that a driver's library makes, and
+//! those of programs that mean harm.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};

@@ -1,5 +1,5 @@
-//! The supervisor for simulated nodes. Where such a node has a folder `shared/manager` beside `dev`, RM's files are those
-//! in there: what `dev` has are device nodes without a driver.
+//! The supervisor for simulated nodes. Where such a node has a folder `shared/manager` beside `dev`, RM's
+//! files are those in there: what `dev` has are device nodes without a driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};

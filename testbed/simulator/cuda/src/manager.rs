@@ -1,7 +1,8 @@
-//! A resource manager beside the simulated node, where it has one: the folder `manager` in the node's shared folder.
+//! A resource manager beside the simulated node, where it has one: the folder `manager` in the node's shared
+//! folder.
 //!
-//! What the simulated GPU charges this process for is then memory of RM's too, as with the real driver, and RM may refuse
-//! it. RM charges 64 KiB at the least, so small amounts lie in larger pieces together.
+//! What the simulated GPU charges this process for is then memory of RM's too, as with the real driver, and
+//! RM may refuse it. RM charges 64 KiB at the least, so small amounts lie in larger pieces together.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
