@@ -246,6 +246,24 @@ pub mod framebuffer_info {
     pub const HEAP_FREE: u32 = 0x16;
 }
 
+/// NV0000_CTRL_GPU_GET_DEVICE_IDS_PARAMS: which devices a client can make.
+pub mod device_ids {
+    /// NV0000_CTRL_CMD_GPU_GET_DEVICE_IDS, of a root client.
+    pub const COMMAND: u32 = 0x204;
+    /// Size of its parameters.
+    pub const SIZE: usize = 4;
+    /// deviceIds, u32: a bit for each device's number.
+    pub const MASK: usize = 0;
+}
+
+/// NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS.
+pub mod channel_group {
+    /// engineType, u32: the engine that its channels work on (NV2080_ENGINE_TYPE_*).
+    pub const ENGINE: usize = 12;
+    /// The first ten copy engines.
+    pub const COPIES: core::ops::RangeInclusive<u32> = 9..=18;
+}
+
 /// NV2080_CTRL_CMD_GPU_GET_GID_INFO: a GPU's UUID.
 pub mod gid_info {
     /// NV2080_CTRL_CMD_GPU_GET_GID_INFO.

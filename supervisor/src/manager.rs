@@ -3,8 +3,8 @@
 use nix::errno::Errno;
 
 use crate::abi::{
-    Class, Era, Status, alloc, control, framebuffer_info, free, gid_info, number, pid_info, put, u32_at,
-    u64_at,
+    Class, Era, Status, alloc, control, device_ids, framebuffer_info, free, gid_info, number, pid_info, put,
+    u32_at, u64_at,
 };
 
 /// Bytes that an address in a call's structure leads to.
@@ -137,7 +137,6 @@ pub fn ask_by_own_client<M: Manager, T>(
 ) -> Option<T> {
     const DEVICE: u32 = 1;
     const SUBDEVICE: u32 = 2;
-    const MOST_DEVICES: u32 = 32;
     let file = manager.open()?;
     let mut call = vec![0; era.long];
     put(&mut call, alloc::CLASS, &Class::CLIENT.0.to_ne_bytes());
@@ -145,12 +144,14 @@ pub fn ask_by_own_client<M: Manager, T>(
     let client = u32_at(&call, alloc::HANDLE);
     let is_made = u32_at(&call, era.long_status) == Status::OK.0;
     let mut answer = None;
-    for device in (0..MOST_DEVICES).take_while(|_| is_made) {
+    // RM logs each number of a device that there is not.
+    let devices = is_made.then(|| devices(manager, &file, client)).flatten().unwrap_or(0);
+    for device in (0..u32::BITS).filter(|device| devices >> device & 1 == 1) {
         let mut parameters = [0; Class::DEVICE_PARAMETERS];
         put(&mut parameters, 0, &device.to_ne_bytes());
         put(&mut parameters, Class::DEVICE_SHARE, &client.to_ne_bytes());
         if add(manager, &file, Class::DEVICE, [client, client, DEVICE], &mut parameters, era).is_err() {
-            continue; // there is no such device, or nobody uses it
+            continue; // nobody uses it
         }
         let subdevice = Subdevice { file: &file, client, handle: SUBDEVICE };
         let is_added = add_subdevice(manager, &file, [client, DEVICE, SUBDEVICE], era).is_ok();
@@ -162,6 +163,15 @@ pub fn ask_by_own_client<M: Manager, T>(
     }
     let _ = free_object(manager, &file, client, client);
     answer
+}
+
+/// The numbers of the devices that a client can make, as bits; `None` if RM does not say.
+fn devices<M: Manager>(manager: &mut M, file: &M::File, client: u32) -> Option<u32> {
+    let mut parameters = [0; device_ids::SIZE];
+    // A client is asked as its subdevices are, by its own handle.
+    let itself = Subdevice { file, client, handle: client };
+    itself.control(manager, device_ids::COMMAND, &mut parameters)?;
+    Some(u32_at(&parameters, device_ids::MASK))
 }
 
 /// Makes a subdevice `handle` under a device of the client.

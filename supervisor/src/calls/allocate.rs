@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 
 use super::{Answer, Call, HANDLE_TRIES, Processes, Program, Supervisor, is_own};
-use crate::abi::{Class, Kind, Status, alloc, memory, number, put, u32_at, u64_at};
+use crate::abi::{Class, Kind, Status, alloc, channel_group, memory, number, put, u32_at, u64_at};
 use crate::books::Object;
 use crate::journal::Step;
 use crate::manager::{Manager, Pointed, free_object};
@@ -11,9 +11,12 @@ use crate::manager::{Manager, Pointed, free_object};
 /// The largest parameters of a class that is performed.
 const MOST_PARAMETERS: usize = 128;
 
-/// Device memory that a channel group takes when it is made, in bytes: its context buffers. Four groups took 9 MiB
-/// beside what RM counts, on an H200 with driver 580.
-const CHANNEL_GROUP: u64 = 40 * memory::PIECE;
+/// Device memory of a channel group in bytes, on a graphics and compute engine: its context buffers. An H200 with driver
+/// 580 takes these 4,416 KiB.
+const COMPUTE_GROUP: u64 = 69 * memory::PIECE;
+/// The same on a copy engine. A context of libcuda's takes 3.1 MiB beside what is charged for its objects, and has
+/// three such groups.
+const COPY_GROUP: u64 = 16 * memory::PIECE;
 /// Device memory of a channel, in bytes: its instance block.
 const CHANNEL: u64 = memory::PIECE;
 /// Device memory of an address space, in bytes: its three upper page directories.
@@ -24,11 +27,17 @@ pub(super) fn padding(bytes: u64) -> u64 {
     bytes.next_multiple_of(memory::PIECE) - bytes
 }
 
+/// Bytes that a channel group on an engine takes when it is made.
+fn channel_group_cost(engine: u32) -> u64 {
+    if channel_group::COPIES.contains(&engine) { COPY_GROUP } else { COMPUTE_GROUP }
+}
+
 /// Bytes of page tables that a range of virtual memory takes when it is made.
 pub(super) fn page_tables(flags: u32, bytes: u64) -> u64 {
-    /// One entry of 8 bytes for each page of 4 KiB.
-    const PER_BYTE: u64 = 512;
-    if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 { bytes / PER_BYTE } else { 0 }
+    // An entry of 8 bytes for each page of 4 KiB, one for each of 64 KiB, and one of 16 bytes for each 2 MiB: of 1 TiB
+    // these are the 2,184 MiB that an H200 takes.
+    let tables = bytes / 512 + bytes / 8192 + bytes / 131_072;
+    if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 { tables } else { 0 }
 }
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
@@ -80,7 +89,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 let flags = u32_at(parameters, memory::FLAGS);
                 object.cost = page_tables(flags, u64_at(parameters, memory::LENGTH));
             }
-            Kind::ChannelGroup => object.cost = CHANNEL_GROUP,
+            Kind::ChannelGroup if parameters.is_empty() => object.cost = COMPUTE_GROUP,
+            Kind::ChannelGroup => object.cost = channel_group_cost(u32_at(parameters, channel_group::ENGINE)),
             Kind::AddressSpace => object.cost = ADDRESS_SPACE,
             _ => {}
         }

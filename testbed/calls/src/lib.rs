@@ -51,7 +51,24 @@ pub struct Client {
     /// How calls are made.
     pub way: Way,
     folder: PathBuf,
+    /// The device's number.
+    number: u32,
+    /// The GPU's own file, which keeps the driver's state of it.
+    _gpu: Option<File>,
 }
+
+/// NV_ESC_REGISTER_FD of a GPU's file: which file of nvidiactl goes with it.
+const REGISTER: libc::c_ulong = 0xc004_46c9;
+/// NV0000_CTRL_CMD_GPU_GET_PROBED_IDS and the size of its parameters, which begin with ids.
+const PROBED_IDS: (u32, usize) = (0x214, 256);
+/// NV0000_CTRL_CMD_GPU_ATTACH_IDS, which takes 32 ids and tells of the one that failed.
+const ATTACH_IDS: (u32, usize) = (0x215, 132);
+/// NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2, which begins with an id, and where the device's number stands.
+const ID_INFO: (u32, usize, usize) = (0x205, 32, 8);
+/// Where the owner stands in NVOS32_PARAMETERS' data.
+const HEAP_OWNER: usize = 40;
+/// Where attributes stand in NV_MEMORY_ALLOCATION_PARAMS, and NVOS32_ATTR_PHYSICALITY_ALLOW_NONCONTIGUOUS.
+const ATTRIBUTES: (usize, u32) = (24, 3 << 27);
 
 /// Handle of the device.
 pub const DEVICE: u32 = 0xbeef_0080;
@@ -139,9 +156,11 @@ fn judged(done: Result<(), Errno>, status: u32) -> Result<(), Refusal> {
     }
 }
 
-/// Parameters of an allocation of `bytes`.
+/// Parameters of an allocation of `bytes`, in whatever pages.
 pub fn memory_parameters(era: &Era, bytes: u64) -> Vec<u8> {
     let mut parameters = vec![0; era.memory];
+    let (at, attributes) = ATTRIBUTES;
+    put(&mut parameters, at, &attributes.to_ne_bytes());
     put(&mut parameters, memory::LENGTH, &bytes.to_ne_bytes());
     parameters
 }
@@ -161,10 +180,18 @@ impl Client {
     /// As [`Client::open`].
     pub fn open_on(folder: &Path, era: &'static Era, gpu: u32) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(folder.join("nvidiactl"))?;
-        let mut client = Self { file, handle: 0, era, way: Way::default(), folder: folder.to_owned() };
+        let own = OpenOptions::new().read(true).write(true).open(folder.join(format!("nvidia{gpu}"))).ok();
+        if let Some(own) = &own {
+            let mut control = file.as_raw_fd();
+            // SAFETY: RM reads one integer. A simulated one need not know the call.
+            let _ = unsafe { libc::ioctl(own.as_raw_fd(), REGISTER, &raw mut control) };
+        }
+        let (way, folder) = (Way::default(), folder.to_owned());
+        let mut client = Self { file, handle: 0, era, way, folder, number: gpu, _gpu: own };
         let refused = |what| move |refusal| io::Error::other(format!("{what}: {refusal:?}"));
         client.handle = client.root().map_err(refused("root client"))?;
-        client.add_device(client.handle, gpu).map_err(refused("device"))?;
+        client.number = client.attach(gpu).unwrap_or(gpu);
+        client.add_device(client.handle).map_err(refused("device"))?;
         let mut none = [0; Class::SUBDEVICE_PARAMETERS];
         let place = [client.handle, DEVICE, SUBDEVICE];
         client.allocate(Class::SUBDEVICE, place, &mut none).map_err(refused("subdevice"))?;
@@ -191,13 +218,29 @@ impl Client {
         Ok(u32_at(&structure, alloc::HANDLE))
     }
 
-    /// Makes the device of a client, on the GPU of this number.
+    /// Lets RM attach the GPU of this number, and returns the number of its device. A simulated RM does not ask for it.
+    fn attach(&self, gpu: u32) -> Result<u32, Refusal> {
+        let at = usize::try_from(gpu).map_or(0, |gpu| 4 * gpu);
+        let mut ids = [0xff; PROBED_IDS.1];
+        self.control(self.handle, PROBED_IDS.0, &mut ids)?;
+        let id = ids.get(at..at + 4).ok_or(Refusal::Errno(Errno::ENODEV))?;
+        let mut attached = [0xff; ATTACH_IDS.1];
+        put(&mut attached, 0, id);
+        self.control(self.handle, ATTACH_IDS.0, &mut attached)?;
+        let mut info = [0; ID_INFO.1];
+        put(&mut info, 0, id);
+        self.control(self.handle, ID_INFO.0, &mut info)?;
+        Ok(u32_at(&info, ID_INFO.2))
+    }
+
+    /// Makes the device of a client, on the GPU.
     ///
     /// # Errors
     /// When RM refuses.
-    pub fn add_device(&self, client: u32, gpu: u32) -> Result<(), Refusal> {
+    pub fn add_device(&self, client: u32) -> Result<(), Refusal> {
         let mut parameters = [0; Class::DEVICE_PARAMETERS];
-        put(&mut parameters, 0, &gpu.to_ne_bytes());
+        put(&mut parameters, 0, &self.number.to_ne_bytes());
+        put(&mut parameters, Class::DEVICE_SHARE, &client.to_ne_bytes());
         self.allocate(Class::DEVICE, [client, client, DEVICE], &mut parameters).map(drop)
     }
 
@@ -230,12 +273,18 @@ impl Client {
         put(structure, alloc::PARAMETERS, &(address as u64).to_ne_bytes());
     }
 
+    fn parameters_of(&self, bytes: u64) -> Vec<u8> {
+        let mut parameters = memory_parameters(self.era, bytes);
+        put(&mut parameters, 0, &self.handle.to_ne_bytes()); // its owner
+        parameters
+    }
+
     /// Device memory by the long form.
     ///
     /// # Errors
     /// When it is refused.
     pub fn memory(&self, bytes: u64, handle: u32) -> Result<u32, Refusal> {
-        let mut parameters = memory_parameters(self.era, bytes);
+        let mut parameters = self.parameters_of(bytes);
         self.allocate(Class::MEMORY, [self.handle, DEVICE, handle], &mut parameters)
     }
 
@@ -244,7 +293,7 @@ impl Client {
     /// # Errors
     /// When it is refused.
     pub fn memory_by_short_form(&self, bytes: u64, handle: u32) -> Result<u32, Refusal> {
-        let mut parameters = memory_parameters(self.era, bytes);
+        let mut parameters = self.parameters_of(bytes);
         let mut structure = [0; alloc::SHORT];
         self.fill(&mut structure, Class::MEMORY, [self.handle, DEVICE, handle], &mut parameters);
         let done = call(&self.file, number::ALLOC, &mut structure, self.way);
@@ -258,7 +307,17 @@ impl Client {
     /// When it is refused.
     pub fn memory_by_heap(&self, function: u32, bytes: u64) -> Result<u32, Refusal> {
         let mut structure = [0; heap::SIZE];
-        for (at, word) in [(heap::CLIENT, self.handle), (heap::PARENT, DEVICE), (heap::FUNCTION, function)] {
+        let attributes = match function {
+            heap::ALLOC_TILED_PITCH_HEIGHT => heap::PITCH_ATTRIBUTES,
+            _ => heap::ATTRIBUTES,
+        };
+        for (at, word) in [
+            (heap::CLIENT, self.handle),
+            (heap::PARENT, DEVICE),
+            (heap::FUNCTION, function),
+            (HEAP_OWNER, self.handle),
+            (attributes, ATTRIBUTES.1),
+        ] {
             put(&mut structure, at, &word.to_ne_bytes());
         }
         match function {
@@ -332,7 +391,10 @@ impl Client {
     pub fn export(&self, handle: u32) -> Result<File, Refusal> {
         let to = self.another_file().map_err(|_| Refusal::Errno(Errno::EMFILE))?;
         let mut parameters = [0; 32];
-        put(&mut parameters, 12, &handle.to_ne_bytes());
+        // An object of RM's, by device, parent and handle.
+        for (at, word) in [(0, 1), (4, DEVICE), (8, DEVICE), (12, handle)] {
+            put(&mut parameters, at, &word.to_ne_bytes());
+        }
         put(&mut parameters, 24, &to.as_raw_fd().to_ne_bytes());
         self.control(self.handle, 0x3d05, &mut parameters)?;
         Ok(to)

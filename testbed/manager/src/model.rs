@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use gpushare_supervisor::abi::{
-    Class, Era, Kind, Status, alloc, control, duplicate, framebuffer_info, free, gid_info, heap, memory,
-    number, pid_info, put, transfer, u32_at, u64_at,
+    Class, Era, Kind, Status, alloc, channel_group, control, device_ids, duplicate, framebuffer_info, free,
+    gid_info, heap, memory, number, pid_info, put, transfer, u32_at, u64_at,
 };
 
 /// The program's memory cannot be read or written.
@@ -54,10 +54,13 @@ const NOT_FOUND: Status = Status(0x57);
 
 /// NV_ESC_RM_ALLOC_MEMORY, which makes a view of all memory for administrators.
 const ALLOC_MEMORY: u8 = 0x27;
-/// What RM takes for objects and does not count, in bytes.
-const GROUP_COST: u64 = 2 << 20;
+/// What RM takes for objects and does not count, in bytes, on an H200 with driver 580. A channel group on a copy engine
+/// takes nothing by itself.
+const COMPUTE_GROUP_COST: u64 = 4416 << 10;
 const CHANNEL_COST: u64 = 64 << 10;
-const ADDRESS_SPACE_COST: u64 = 3 * (64 << 10);
+const ADDRESS_SPACE_COST: u64 = 64 << 10;
+/// The same for a range of 1 TiB.
+const TERABYTE_COST: u64 = 2184 << 20;
 
 /// NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, and where its handle and descriptor stand.
 const EXPORT_TO_FD: u32 = 0x3d05;
@@ -258,10 +261,13 @@ impl Manager {
             Kind::VirtualRange => {
                 let flags = u32_at(parameters, memory::FLAGS);
                 if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 {
-                    cost = u64_at(parameters, memory::LENGTH) / 512;
+                    cost = u64_at(parameters, memory::LENGTH) / (1 << 20) * (TERABYTE_COST >> 20);
                 }
             }
-            Kind::ChannelGroup => cost = GROUP_COST,
+            Kind::ChannelGroup => {
+                let engine = parameters.get(channel_group::ENGINE..).map_or(0, |from| u32_at(from, 0));
+                cost = if channel_group::COPIES.contains(&engine) { 0 } else { COMPUTE_GROUP_COST };
+            }
             Kind::Channel => cost = CHANNEL_COST,
             Kind::AddressSpace => cost = ADDRESS_SPACE_COST,
             Kind::Subdevice if self.has_subdevice(client, parent) => {
@@ -490,6 +496,7 @@ impl Manager {
             framebuffer_info::COMMAND => self.era.framebuffer_info,
             gid_info::COMMAND => gid_info::SIZE,
             EXPORT_TO_FD => EXPORT_SIZE,
+            device_ids::COMMAND => device_ids::SIZE,
             _ => {
                 set(structure, control::STATUS, NOT_SUPPORTED);
                 return Ok(());
@@ -512,6 +519,10 @@ impl Manager {
             // The descriptor is looked up by whoever serves the call.
             let file = u64::from(u32_at(&parameters, EXPORT_FD));
             self.hold(file, client, u32_at(&parameters, EXPORT_OBJECT))
+        } else if command == device_ids::COMMAND {
+            let all = (0..self.gpus.len()).fold(0u32, |mask, gpu| mask | 1 << gpu);
+            put(&mut parameters, device_ids::MASK, &all.to_ne_bytes());
+            if object == client { Status::OK } else { NOT_FOUND }
         } else if let Some(gpu) = gpu {
             self.answer(command, gpu, &mut parameters);
             Status::OK

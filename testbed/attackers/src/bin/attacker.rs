@@ -107,7 +107,7 @@ fn main() -> Result<()> {
         let other = match args.mode {
             Mode::Duplicate => {
                 let other = client.root().ok().context("no second client")?;
-                client.add_device(other, 0).ok().context("no second device")?;
+                client.add_device(other).ok().context("no second device")?;
                 other
             }
             _ => 0,
