@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
-use gpushare_inject::{Region, UsageError};
+use gpushare_inject::{Region, UsageError, supervision};
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Lease, Running};
+use gpushare_quota::{Enforcement, Lease, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
 
 use super::lends;
@@ -20,6 +20,8 @@ const STALE: u64 = 3_000_000_000;
 pub struct Seen {
     /// The container's own books.
     books: Result<Usage, UsageError>,
+    /// What its supervisors have charged, by grant; empty where none holds it.
+    charged: Vec<u64>,
     throttles: [Throttle; MAX_DEVICES],
     measured: [Measurement; MAX_DEVICES],
     now: Clock,
@@ -33,6 +35,7 @@ impl Seen {
         Self {
             // Host memory has the line after the GPUs'.
             books: region.read_usage(running, lease.grants.len() + usize::from(lends(lease))),
+            charged: charged_to(state, lease),
             throttles: region.read_throttles().unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
@@ -50,14 +53,23 @@ impl Seen {
         let Some(file) = files.get(&lease.id) else { return Self::of(state, lease, running) };
         Self {
             books: Region::usage_in(file, running, lease.grants.len() + usize::from(lends(lease))),
+            charged: charged_to(state, lease),
             throttles: Region::throttles_in(file).unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
         }
     }
 
-    /// What the container's living processes hold on the GPU of grant `line`, by the container's books.
+    /// What the container holds on the GPU of grant `line`, by its supervisors' books where one holds it; else what its
+    /// living processes hold, by the container's own.
     pub fn used(&self, line: usize) -> Option<DeviceMemory> {
+        if let Some(charged) = self.charged.get(line) {
+            return Some(DeviceMemory::from_bytes(*charged));
+        }
+        self.booked(line)
+    }
+
+    fn booked(&self, line: usize) -> Option<DeviceMemory> {
         let books = self.books.as_ref().ok()?;
         books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.bytes))
     }
@@ -73,9 +85,11 @@ impl Seen {
             .then(|| DeviceMemory::from_bytes(counted.saturating_sub(allocated)))
     }
 
-    /// Memory of the GPU of grant `line` that the container's living processes hold, by its books, with what
-    /// contexts really take where that is known.
+    /// As [`Seen::used`], with what contexts really take where that is known. A supervisor's books have that.
     pub fn used_with_contexts(&self, line: usize) -> Option<DeviceMemory> {
+        if line < self.charged.len() {
+            return self.used(line);
+        }
         let (used, charged) = (self.used(line)?.bytes(), self.contexts_charged(line)?.bytes());
         let contexts = self.contexts(line).map_or(charged, DeviceMemory::bytes);
         Some(DeviceMemory::from_bytes(used.saturating_sub(charged).saturating_add(contexts)))
@@ -89,7 +103,7 @@ impl Seen {
 
     /// Host memory that the container's living processes hold in place of GPUs', by the container's books.
     pub fn host_used(&self, lease: &Lease) -> Option<DeviceMemory> {
-        self.used(lease.grants.len()).filter(|_| lends(lease))
+        self.booked(lease.grants.len()).filter(|_| lends(lease))
     }
 
     /// What the meter says of the GPU of grant `line`; `None` where no meter runs.
@@ -117,4 +131,14 @@ impl Seen {
     pub fn is_damaged(&self) -> bool {
         matches!(self.books, Err(UsageError::Damaged(_)))
     }
+}
+
+/// What the supervisors of `lease` have charged, by grant.
+fn charged_to(state: &Path, lease: &Lease) -> Vec<u64> {
+    if lease.enforcement != Enforcement::Supervised {
+        return Vec::new();
+    }
+    let mut charged = supervision(state, lease.id).ok().flatten().map_or_else(Vec::new, |held| held.charged);
+    charged.truncate(lease.grants.len());
+    charged
 }
