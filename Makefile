@@ -103,6 +103,7 @@ bench: packages build kube ## Prints every figure beside its target; FILTER=inte
 
 # What tests/gpu needs on a machine with a GPU, in one file; and the same run here, on a simulated node.
 gpu-bundle: packages build ## Packs tests for a machine with a GPU into one file below dist.
+	$(CARGO) build --release --locked -p gpushare-attackers --bin attacker
 	tests/gpu/bundle.sh "$(CURDIR)/dist/gpushare-gpu-tests"
 
 # NVIDIA's programs and Python clients take part where `make clients` could have them.

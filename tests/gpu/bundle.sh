@@ -8,9 +8,10 @@ folder=$1
 
 rm -rf "$folder"
 mkdir -p "$folder/bin" "$folder/lib/gpushare" "$folder/lib/gpushare-simulator"
-for program in gpushare gpushare-runtime gpushare-hook gpushare-simulator gpushare-tests-client; do
+for program in gpushare gpushare-runtime gpushare-hook gpushare-supervisor gpushare-simulator gpushare-tests-client; do
     install -m 755 "$top/target/release/$program" "$folder/bin/"
 done
+install -m 755 "$top/target/release/attacker" "$folder/bin/gpushare-attacker"
 install -m 755 /usr/sbin/runc /bin/busybox "$folder/bin/"
 install -m 644 "$top"/target/lib/gpushare/*.so.1 "$folder/lib/gpushare/"
 install -m 644 "$top/target/release/libgpushare_simulator_cuda.so" "$top/target/release/libgpushare_simulator_nvml.so" \

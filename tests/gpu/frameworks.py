@@ -114,6 +114,57 @@ def expandable_segments():
     check(free >= held << 20, "not all came back")
 
 
+def last_mebibytes():
+    """PyTorch until its own error, in small steps; a training step works afterwards."""
+    import torch
+
+    model = torch.nn.Linear(1024, 1024).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(torch.ones(64, 1024, device="cuda")).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    step()
+    kept = fill(lambda size: torch.empty(size >> 5, dtype=torch.uint8, device="cuda"), torch.cuda.OutOfMemoryError)
+    print("allocated_mib", torch.cuda.memory_allocated() >> 20)
+    print("free_mib", torch.cuda.mem_get_info()[0] >> 20)
+    hold(len(kept) * (STEP >> 25))
+    kept.clear()
+    torch.cuda.empty_cache()
+    check(step() > 0, "a step after the error")
+
+
+def train(seconds):
+    """Steps of a transformer's training in a second."""
+    import torch
+
+    torch.manual_seed(1)
+    layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, dtype=torch.bfloat16)
+    model = torch.nn.TransformerEncoder(layer, 6).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(16, 512, 1024, dtype=torch.bfloat16, device="cuda")
+
+    def step():
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(10):
+        step()
+    torch.cuda.synchronize()
+    begin, steps = time.time(), 0
+    while time.time() - begin < float(seconds):
+        for _ in range(10):
+            step()
+        torch.cuda.synchronize()
+        steps += 10
+    print("rate", round(steps / (time.time() - begin), 2))
+
+
 def jax_preallocation():
     """JAX takes 75 % of what it sees."""
     import jax

@@ -1,9 +1,9 @@
 # Sourced by run.sh: what a container can hold of a GPU, by the host's figures.
 
-# reserve: MiB of a share that programs may be unable to allocate. The meter reports what their contexts really take;
-# without it the most that was ever seen is kept free.
+# reserve: MiB of a share that programs may be unable to allocate. The meter reports what their contexts really take, and
+# supervisors count it; without either the most that was ever seen is kept free.
 reserve() {
-    if [ -n "$meter_pid" ]; then echo 700; else echo 800; fi
+    if [ -n "$meter_pid" ] || [ "$supervisor" != off ]; then echo 700; else echo 800; fi
 }
 
 # larger NUMBER NUMBER

@@ -15,6 +15,7 @@ make_node() {
     sed -i '/^\[runtime\]/,/^\]/d' "$config"
     printf '[runtime]\ncandidates = ["%s"]\n' "$top/bin/runc" >>"$config"
     set_in "$config" quota 'host_memory = "8GiB"'
+    sed -i "/^\[supervisor\]/,/^\[/s|^mode = .*|mode = \"$supervisor\"|" "$config"
     # runc runs itself again without its environment, so a library path would not reach it.
     if ! ldconfig -p | grep -q libseccomp.so.2; then
         added_library=/usr/lib/libseccomp.so.2
@@ -118,7 +119,12 @@ calibrate() {
     container_environment+=("GPUSHARE_TESTS_STEPS_PER_MS=$steps")
 }
 
+# driver_version: such as 580.159.04, or nothing without a driver.
+driver_version() {
+    grep -oE '[0-9]+\.[0-9]+(\.[0-9]+)?' "$proc/driver/nvidia/version" 2>/dev/null | head -n 1
+}
+
 # driver_major: 580, or nothing without a driver.
 driver_major() {
-    grep -oE '[0-9]+\.[0-9]+' "$proc/driver/nvidia/version" 2>/dev/null | head -n 1 | cut -d. -f1
+    driver_version | cut -d. -f1
 }

@@ -3,10 +3,11 @@
 # a table. The results folder gets the same lines, all that containers printed, the logs and an inventory of the host. No
 # setting of the card is changed.
 #
-#     run.sh [--part 1|2] [--simulator] [--only NAME[,NAME...]] [--results FOLDER]
+#     run.sh [--part 1|2] [--supervisor auto|required] [--simulator] [--only NAME[,NAME...]] [--results FOLDER]
 #
 # Part 1 = what a container sees and holds, and frameworks; part 2 = compute shares, MPS, programs, cost. Both together
-# end within ten minutes. --simulator makes a node with a simulated GPU and tests these scripts there.
+# end within ten minutes. --supervisor puts a supervisor around every container with a share. --simulator makes a node
+# with a simulated GPU and tests these scripts there.
 set -u
 
 # The simulated node: physics and driver of the machine on which the rows were first run.
@@ -17,6 +18,8 @@ part() {
     case $1 in
     1) cat <<'ROWS' ;;
 00_inventory 40
+41_last_mebibytes 70
+42_attackers 90
 05_allocators 90
 28_growth 40
 03_memory_limit 30
@@ -57,6 +60,7 @@ ROWS
 24_native_limit 60
 27_driver_limit 40
 23_start_cost 60
+43_cost 90
 21_granularity 40
 ROWS
     esac
@@ -65,16 +69,18 @@ ROWS
 top=$(cd "$(dirname "$0")" && pwd)
 parts="1 2"
 simulator=
+supervisor=off
 only=
 results=$PWD/gpushare-gpu-results
 while [ $# -gt 0 ]; do
     case $1 in
     --part) parts=$2 && shift ;;
     --simulator) simulator=yes ;;
+    --supervisor) supervisor=$2 && shift ;;
     --only) only=$2 && shift ;;
     --results) results=$(realpath -m "$2") && shift ;;
     *)
-        sed -n '2,9s/^# \{0,1\}//p' "$0"
+        sed -n '2,10s/^# \{0,1\}//p' "$0"
         exit 2
         ;;
     esac
@@ -90,7 +96,7 @@ done
 }
 # A mount namespace of our own: mounts made here go with us.
 if [ -z "${GPUSHARE_GPU_INSIDE-}" ]; then
-    arguments=(--results "$results")
+    arguments=(--results "$results" --supervisor "$supervisor")
     [ "$parts" = "1 2" ] || arguments+=(--part "$parts")
     [ -z "$simulator" ] || arguments+=(--simulator)
     [ -z "$only" ] || arguments+=(--only "$only")
@@ -108,7 +114,8 @@ container_environment=()
 row=none
 row_pid=
 
-for file in node.sh container.sh report.sh memory.sh sees.sh frameworks.sh compute.sh mps.sh programs.sh cost.sh driver-limit.sh; do
+for file in node.sh container.sh report.sh memory.sh sees.sh frameworks.sh compute.sh mps.sh programs.sh cost.sh driver-limit.sh \
+    supervisor.sh; do
     # shellcheck source=/dev/null
     . "$top/$file"
 done

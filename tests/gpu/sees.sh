@@ -29,7 +29,7 @@ row_00_inventory() {
         gpushare devices --topology 2>&1
         gpushare doctor 2>&1
     } >"$results/inventory.txt"
-    version=$(grep -oE '[0-9]+\.[0-9]+(\.[0-9]+)?' "$proc/driver/nvidia/version" 2>/dev/null | head -n 1)
+    version=$(driver_version)
     if [ -z "$version" ]; then
         fail "reason=no_driver"
         return
