@@ -158,10 +158,11 @@ fn a_slip_in_the_settings_does_not_keep_the_lease_of_a_container_that_ended() {
 }
 
 /// Looks for processes of the hook in a container that sees the host's processes, and tries to open files
-/// that would reveal them. It reads nothing: what it took out of a pipe the hook would miss.
-const SPY: &str = "while :; do for p in /proc/[0-9]*; do \
-    if busybox grep -q 'gpushare-hoo[k]' $p/cmdline 2>/dev/null; then echo seen; for f in exe mem maps environ fd/0; do \
-    if busybox dd if=$p/$f of=/dev/null count=0 2>/dev/null; then echo opened $f; fi; done; fi; done; done";
+/// that would reveal them. It reads nothing: what it took out of a pipe the hook would miss. A process that ends has no
+/// memory any more, and shows everybody empty files in its place: whose command line is still there has not ended.
+const SPY: &str = "hooks() { busybox grep -q 'gpushare-hoo[k]' $1/cmdline 2>/dev/null; }; \
+    while :; do for p in /proc/[0-9]*; do if hooks $p; then echo seen; for f in exe mem maps environ fd/0; do \
+    if busybox dd if=$p/$f of=/dev/null count=0 2>/dev/null && hooks $p; then echo opened $f; fi; done; fi; done; done";
 
 /// What a spy with these capabilities sees of a hook that works for another container.
 fn spied(node: &SimulatedNode, capabilities: &Value) -> String {
