@@ -4,7 +4,7 @@ use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, GpuUuid, Profile};
 
 use crate::amount::{Amount, Cap};
 use crate::error::RequestError;
-use crate::grammar::{ComputePolicy, Cores, MemoryRequest, Mode, Priority, Scope};
+use crate::grammar::{ComputePolicy, Cores, MemoryRequest, Mode, Priority, Scope, SupervisorRequired};
 use crate::model::ModelFilter;
 use crate::rank::Rank;
 use crate::words::Word;
@@ -61,6 +61,8 @@ pub struct Claim {
     pub capabilities: Option<Capabilities>,
     /// Whether the container or its whole pod holds the share.
     pub scope: Option<Scope>,
+    /// Whether a supervisor must hold it: one claim that says so is enough.
+    pub supervisor: Option<SupervisorRequired>,
     /// Whether its writer knows gpushare and so accepts the node's default for what is left out. False for
     /// another system's words.
     pub takes_defaults: bool,

@@ -53,6 +53,9 @@ pub enum GrammarError {
     /// A scope that does not exist.
     #[error("unknown scope: known are container and pod")]
     UnknownScope,
+    /// A word about the supervisor that does not exist.
+    #[error("unknown word: it is required, where a supervisor must hold the share")]
+    NotRequired,
     /// A compute policy that does not exist.
     #[error("unknown compute policy: known are fixed, burst and none")]
     UnknownPolicy,
@@ -85,6 +88,18 @@ impl ComputePolicy {
             Self::Burst => "burst",
             Self::None => "none",
         }
+    }
+}
+
+/// A share that a supervisor outside of the container must hold, whatever the node's settings say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SupervisorRequired;
+
+impl FromStr for SupervisorRequired {
+    type Err = GrammarError;
+
+    fn from_str(text: &str) -> Result<Self, GrammarError> {
+        if text == "required" { Ok(Self) } else { Err(GrammarError::NotRequired) }
     }
 }
 

@@ -37,7 +37,10 @@ pub use error::{RequestError, ValueError, shortened};
 #[cfg(any(test, feature = "testing"))]
 pub use gpus::four;
 pub use gpus::{NodeGpus, contains, each_once, has_double, total};
-pub use grammar::{ComputePolicy, Cores, GrammarError, MemoryRequest, Mode, Priority, Scope, count, whole};
+pub use grammar::{
+    ComputePolicy, Cores, GrammarError, MemoryRequest, Mode, Priority, Scope, SupervisorRequired, count,
+    whole,
+};
 pub use library::{Interceptor, Library, Owner, UNPROVED};
 pub use merge::merge;
 pub use model::ModelFilter;

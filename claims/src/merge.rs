@@ -330,6 +330,7 @@ impl<'a> Merge<'a> {
             Mode::Mps => self.refuse_beside_mps(&devices)?,
             Mode::Share | Mode::Exclusive => {}
         }
-        Ok(Request { model, scope, notes: self.notes, ..share })
+        let needs_supervisor = self.claims.iter().any(|claim| claim.supervisor.is_some());
+        Ok(Request { model, scope, needs_supervisor, notes: self.notes, ..share })
     }
 }

@@ -57,6 +57,8 @@ pub struct Request {
     pub handed_capabilities: Vec<u32>,
     /// Another system's interception library in the bundle, and what happens to it.
     pub interceptor: Option<(Interceptor, InterceptorPolicy)>,
+    /// Whether it must be held by a supervisor.
+    pub needs_supervisor: bool,
     /// Whether a supervisor outside of the container holds its memory. The node decides that, not who asks.
     pub is_supervised: bool,
     /// Another system's words for the grant, for programs in the container that read them.
@@ -123,6 +125,7 @@ impl Request {
             handed: Vec::new(),
             handed_capabilities: Vec::new(),
             interceptor: None,
+            needs_supervisor: false,
             is_supervised: false,
             told: None,
             notes: Vec::new(),

@@ -112,6 +112,9 @@ pub enum SupervisionError {
     /// A supervisor is required.
     #[error("supervisor.mode is \"required\", and no supervisor can hold this container: {0}")]
     Required(Hindrance),
+    /// The container asks for one.
+    #[error("it asks for a supervisor, and none can hold it: {0}")]
+    Asked(Hindrance),
     /// Containers of one share are all held in one way: a supervisor knows nothing of what others charge.
     #[error("its pod's share is held by a supervisor, and none can hold this container: {0}")]
     Beside(Hindrance),
@@ -126,15 +129,18 @@ pub enum Hindrance {
     /// MPS' server makes the driver's calls for its clients.
     #[error("it is a client of MPS, whose server holds its memory")]
     Mps,
+    /// There is no limit that anybody could hold.
+    #[error("a whole GPU and turns on one have no limit of memory: ask for a share (mode=share)")]
+    Unlimited,
     /// Another system's library holds the memory.
     #[error("another system's library holds its memory (request.interceptor)")]
     Interceptor,
     /// Nothing is known of what RM tells of instances.
     #[error("the node has MIG instances")]
     Instances,
-    /// The share was granted before its containers started: a resource claim's, or a pod's.
-    #[error("its share was granted before it started, to be held by libraries")]
-    Granted,
+    /// Another container has the share already.
+    #[error("libraries hold the share that it joins")]
+    Joined,
     /// The driver's calls have not been compared.
     #[error("it does not know driver {0}")]
     Driver(String),
@@ -159,15 +165,16 @@ pub fn decide(
     node: &Node,
     (json, is_read): (&Value, bool),
 ) -> Result<(), SupervisionError> {
-    if mode == SupervisorMode::Off || matches!(request.mode, Mode::Exclusive | Mode::TimeSlice) {
+    let is_limited = !matches!(request.mode, Mode::Exclusive | Mode::TimeSlice);
+    if !request.needs_supervisor && (mode == SupervisorMode::Off || !is_limited) {
         return Ok(());
     }
-    let granted = request.reserved.map(|_| Hindrance::Granted);
-    match (granted.or_else(|| hindrance(program, node, request, is_read)), mode) {
+    match (hindrance(program, node, request, is_read), mode) {
         (None, _) => match own_listener(json) {
             Some(place) => return Err(SupervisionError::Listener { place }),
             None => request.is_supervised = true,
         },
+        (Some(why), _) if request.needs_supervisor => return Err(SupervisionError::Asked(why)),
         (Some(why), SupervisorMode::Required) => return Err(SupervisionError::Required(why)),
         (Some(why), _) => {
             request.notes.push(format!("libraries hold its memory, since no supervisor can: {why}"));
@@ -178,6 +185,7 @@ pub fn decide(
 
 fn hindrance(program: &Path, node: &Node, request: &Request, is_read: bool) -> Option<Hindrance> {
     match &request.interceptor {
+        _ if matches!(request.mode, Mode::Exclusive | Mode::TimeSlice) => Some(Hindrance::Unlimited),
         _ if request.mode == Mode::Mps => Some(Hindrance::Mps),
         Some((_, InterceptorPolicy::StandDown)) => Some(Hindrance::Interceptor),
         _ if is_read => Some(Hindrance::HookOnly),
@@ -224,12 +232,15 @@ pub(crate) fn check_lease(
             Some(why) => Err(SupervisionError::Beside(why)),
             None => own_listener(json).map_or(Ok(()), |place| Err(SupervisionError::Listener { place })),
         },
+        (_, held) if held != Enforcement::Supervised && request.needs_supervisor => {
+            Err(SupervisionError::Asked(Hindrance::Joined))
+        }
         (_, held) if mode == SupervisorMode::Required && held.terms().has_region => {
-            Err(SupervisionError::Required(Hindrance::Granted))
+            Err(SupervisionError::Required(Hindrance::Joined))
         }
         (_, held) => {
             if request.is_supervised && held != Enforcement::Supervised {
-                let why = Hindrance::Granted;
+                let why = Hindrance::Joined;
                 tracing::warn!(%why, "libraries hold its memory, since no supervisor can");
             }
             Ok(())

@@ -127,6 +127,15 @@ impl Enforcement {
         }
     }
 
+    /// How a share is held that was reserved in this way, and that a container with this request is the first to use:
+    /// only now is it known whether a supervisor can hold it.
+    pub(crate) fn begun_by(self, request: &Request) -> Self {
+        match (self, Self::of(request)) {
+            (Self::Intercepted | Self::Supervised, held @ (Self::Intercepted | Self::Supervised)) => held,
+            _ => self,
+        }
+    }
+
     /// Its row.
     pub const fn terms(self) -> Terms {
         match self {

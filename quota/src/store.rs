@@ -138,6 +138,9 @@ impl Store {
             None => pod.map(|pod| page.joined(root, pod, of_pod.as_deref())).transpose()?.flatten(),
         };
         if let Some(entry) = joined {
+            if entry.waits_for_its_first_container() {
+                entry.lease.enforcement = entry.lease.enforcement.begun_by(request);
+            }
             entry.lease.others.push(member.clone());
             let lease = entry.lease.clone().asked_by(|key| *key == member.key);
             writing.commit()?;

@@ -15,7 +15,7 @@ use gpushare_claims::{
     rank_of_annotation, shortened,
 };
 
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "memory",
     "memory-limit",
     POD_MEMORY,
@@ -30,6 +30,7 @@ const NAMES: [&str; 14] = [
     "host-memory",
     "priority",
     "scope",
+    "supervisor",
 ];
 /// Memory of one share that the whole pod holds: `memory` and `scope` in one key.
 const POD_MEMORY: &str = "pod-memory";
@@ -157,6 +158,7 @@ impl<'a, 'b> Keys<'a, 'b> {
                 let count = count(&key.value).map_err(|error| key.malformed(error))?;
                 Claim { count: Some(count.into()), ..claim }
             }
+            "supervisor" => Claim { supervisor: Some(key.parse()?), ..claim },
             "scope" => {
                 let scope = key.parse()?;
                 of_pod(key, scope, words.container)?;

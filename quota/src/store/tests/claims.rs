@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::claim::{ClaimName, ResourceClaim};
+use crate::enforcement::Enforcement;
 
 const UID: &str = "0b5c1f6e-8e0f-4c7d-9a51-3f6f2b8f1a10";
 
@@ -66,6 +67,29 @@ fn containers_of_a_claim_hold_its_lease_and_leave_it_to_the_claim() {
     assert_eq!(held(&store), 30, "the claim still holds it");
     join(&store, "a", lease.id).unwrap();
     assert_eq!(store.claim_of(&told.token).unwrap().map(|(_, lease)| lease.id), Some(lease.id));
+}
+
+#[test]
+fn the_first_container_of_a_claim_decides_who_holds_its_share() {
+    let (_folder, store) = open();
+    let (_, lease) = claim(&store, UID, THIRTY).unwrap();
+    assert_eq!(lease.enforcement, Enforcement::Intercepted);
+    let supervised = |container: &str| {
+        let request = request(&["GPUSHARE_MEMORY=30GiB"]);
+        let request = Request { reserved: Some(lease.id), is_supervised: true, ..request };
+        keep_in(&store, None, &member(container, &here()), &request).unwrap().enforcement
+    };
+    assert_eq!(supervised("a"), Enforcement::Supervised);
+    assert_eq!(join(&store, "b", lease.id).unwrap().enforcement, Enforcement::Supervised);
+    let release = |container| store.release(lease.id, &key(container), ReleaseReason::Ended).unwrap();
+    assert_eq!((release("a"), release("b")), (Release::Left, Release::Left));
+    assert_eq!(join(&store, "c", lease.id).unwrap().enforcement, Enforcement::Supervised, "for its life");
+
+    let (_, lease) = claim(&store, "other", THIRTY).unwrap();
+    assert_eq!(join(&store, "d", lease.id).unwrap().enforcement, Enforcement::Intercepted);
+    let request = Request { reserved: Some(lease.id), is_supervised: true, ..request(THIRTY) };
+    let joins = keep_in(&store, None, &member("e", &here()), &request).unwrap();
+    assert_eq!(joins.enforcement, Enforcement::Intercepted, "libraries hold it already");
 }
 
 #[test]

@@ -55,6 +55,7 @@ fn every_key_of_the_own_dialect_is_read_from_both_channels() {
             "GPUSHARE_COMPUTE_POLICY=burst",
             "GPUSHARE_CAPABILITIES=compute",
             "GPUSHARE_PRIORITY=9",
+            "GPUSHARE_SUPERVISOR=required",
         ],
     );
     let by_annotation = read(
@@ -67,10 +68,14 @@ fn every_key_of_the_own_dialect_is_read_from_both_channels() {
             ("gpushare.io/compute-policy", "burst"),
             ("gpushare.io/capabilities", "compute"),
             ("gpushare.io/priority", "9"),
+            ("gpushare.io/supervisor", "required"),
         ],
         &[],
     );
     let request = by_env.unwrap().unwrap();
+    assert!(request.needs_supervisor);
+    let told = read(&[], &["GPUSHARE_SUPERVISOR=off"]).unwrap_err().to_string();
+    assert!(told.contains("GPUSHARE_SUPERVISOR") && told.contains("it is required"), "{told}");
     assert_eq!(request.memory, gib(4));
     assert_eq!(request.devices, Devices::These(vec![DeviceSelector::Uuid(four()[1].uuid)]));
     assert_eq!(request.capabilities.to_string(), "compute");
