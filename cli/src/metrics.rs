@@ -243,7 +243,12 @@ fn shares(shares: &[ShareView]) -> Vec<MetricFamily> {
         let series = shares.iter().filter_map(|share| Some((names(share), value(share)?)));
         family(kind, &format!("container_{name}"), help, series)
     };
+    let about = |share: &ShareView| {
+        [names(share), vec![label("mode", share.mode), label("held_by", share.held_by)]].concat()
+    };
+    let kinds = shares.iter().map(|share| (about(share), 1.0));
     vec![
+        family(gauge, "container_info", "How a share is given, and who holds its memory.", kinds),
         of(gauge, "memory_granted_bytes", "Memory that is granted on the GPU.", &|part| {
             part.memory_bytes.map(float)
         }),
@@ -296,6 +301,8 @@ mod tests {
         let share = ShareView {
             lease: 7,
             container: container.to_owned(),
+            mode: "share",
+            held_by: "supervisor",
             parts: vec![part],
             ..ShareView::default()
         };
@@ -321,6 +328,8 @@ mod tests {
         for want in [
             format!("gpushare_container_memory_granted_bytes{{{labels}}} 4294967296"),
             format!("gpushare_container_gpu_seconds_total{{{labels}}} 1.5"),
+            r#"gpushare_container_info{lease="7",container="web",pod="",namespace="",mode="share",held_by="supervisor"} 1"#
+                .to_owned(),
             "gpushare_grants_total 9".to_owned(),
             r#"gpushare_refusals_total{reason="room"} 2"#.to_owned(),
             r#"gpushare_refusals_total{reason="node"} 1"#.to_owned(),

@@ -218,8 +218,9 @@ fn row(page: &mut String, share: &ShareView, part: &PartView) {
         Some(granted) => format!("{} of {}", size(part.used_bytes), size(granted)),
         None => size(part.used_bytes),
     };
-    let contexts = part.context_bytes.map(|bytes| format!("<small>contexts {}</small>", size(bytes)));
-    let memory = memory + &contexts.unwrap_or_default();
+    let contexts = part.context_bytes.map(|bytes| format!("contexts {} · ", size(bytes)));
+    let contexts = contexts.unwrap_or_default();
+    let memory = format!("{memory}<small>{contexts}held by {}</small>", share.held_by);
     let about = [&share.image, &share.project].into_iter().filter(|about| !about.is_empty());
     let about = about.map(|about| text(about)).collect::<Vec<_>>().join(" · ");
     let _ = writeln!(

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use gpushare_inject::{GrantError, known_node};
+use gpushare_inject::{GrantError, can_supervise, known_node};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid, Node, NodeError};
 use gpushare_quota::Admission;
 use gpushare_request::{MemoryRequest, Policy};
@@ -186,7 +186,10 @@ impl Shown {
             return Ok(Self { devices: Vec::new(), seen: Vec::new(), cordoned: Vec::new() });
         }
         let devices = match known {
-            Ok(node) => devices(&node, rules, &agent.config.request),
+            Ok(node) => {
+                let can_supervise = can_supervise(agent.settings().programs.supervisor, &node).is_ok();
+                devices(&node, rules, &agent.config.request, can_supervise)
+            }
             Err(GrantError::Node(
                 why
                 @ (NodeError::NoDriver { .. } | NodeError::NoGpu { .. } | NodeError::NoneInService { .. }),
@@ -259,13 +262,22 @@ fn spec(node: &str, generation: i64, devices: Vec<Device>) -> ResourceSliceSpec 
 
 /// All whole GPUs of the node whose size is known. A MIG instance is no device of the cluster's yet: a claim
 /// that names none would get a small one as well as a GPU.
-pub fn devices(node: &Node, rules: &Admission, policy: &Policy) -> Vec<Device> {
+///
+/// `can_supervise` says whether supervisors can hold containers of this node.
+pub fn devices(node: &Node, rules: &Admission, policy: &Policy, can_supervise: bool) -> Vec<Device> {
     let whole = node.gpus.iter().filter(|gpu| gpu.instance.is_none());
     let sized = whole.filter_map(|gpu| Some((gpu, gpu.memory?)));
-    sized.map(|(gpu, memory)| device(gpu, memory, node, rules, policy)).collect()
+    let of = |(gpu, memory)| device(gpu, memory, node, (rules, policy), can_supervise);
+    sized.map(of).collect()
 }
 
-fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, policy: &Policy) -> Device {
+fn device(
+    gpu: &Gpu,
+    memory: DeviceMemory,
+    node: &Node,
+    (rules, policy): (&Admission, &Policy),
+    can_supervise: bool,
+) -> Device {
     let text = |text: &str| DeviceAttribute { string: Some(shortened(text)), ..DeviceAttribute::default() };
     let number = |number: u32| DeviceAttribute { int: Some(number.into()), ..DeviceAttribute::default() };
     let version =
@@ -286,6 +298,7 @@ fn device(gpu: &Gpu, memory: DeviceMemory, node: &Node, rules: &Admission, polic
         ("cudaVersion", totals.and_then(|totals| semantic(&totals.cuda_version)).map(version)),
         (PCI_BUS_ID, Some(gpu.place.pci_bus_id.as_str()).filter(|text| !text.is_empty()).map(text)),
         ("numaNode", gpu.place.numa_node.map(number)),
+        ("supervisor", Some(DeviceAttribute { bool: Some(can_supervise), ..DeviceAttribute::default() })),
     ];
     let attributes = attributes.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     let capacity = [

@@ -36,6 +36,7 @@ fn the_scheduler_sees_each_gpu_with_memory_and_compute_to_hand_out_in_parts() {
         assert_eq!(device["attributes"]["uuid"]["string"], uuid);
         assert_eq!(device["attributes"]["index"]["int"], index);
         assert_eq!(device["attributes"]["model"]["string"], "NVIDIA H100 80GB HBM3");
+        assert!(device["attributes"]["supervisor"]["bool"].is_boolean());
         let memory = json!({"value": "80Gi", "requestPolicy": {
             "default": "20Gi", "validRange": {"min": "1Mi", "max": "80Gi"}}});
         let cores = json!({"value": "100", "requestPolicy": {
