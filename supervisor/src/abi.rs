@@ -50,6 +50,8 @@ impl Status {
     pub const NOT_FOUND: Self = Self(0x57);
     /// NV_ERR_NOT_SUPPORTED.
     pub const NOT_SUPPORTED: Self = Self(0x56);
+    /// NV_ERR_INSUFFICIENT_PERMISSIONS.
+    pub const INSUFFICIENT_PERMISSIONS: Self = Self(0x1b);
     /// NV_ERR_NO_MEMORY. CUDA reports it as CUDA_ERROR_OUT_OF_MEMORY.
     pub const NO_MEMORY: Self = Self(0x51);
 }
@@ -254,6 +256,31 @@ pub mod device_ids {
     pub const SIZE: usize = 4;
     /// deviceIds, u32: a bit for each device's number.
     pub const MASK: usize = 0;
+}
+
+/// Control calls that stop and start channels, which they name by client and handle. RM lets anybody name anybody's.
+pub mod channels {
+    /// One of these calls: numbers and offsets in bytes.
+    #[derive(Clone, Copy, Debug)]
+    pub struct List {
+        /// Its number.
+        pub command: u32,
+        /// Size of its parameters, which are flat.
+        pub size: usize,
+        /// numChannels, u32.
+        pub count: usize,
+        /// hClientList: a u32 for each of [`MOST`] channels.
+        pub clients: usize,
+    }
+
+    /// Entries of its lists.
+    pub const MOST: usize = 64;
+    /// NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS.
+    pub const STOP: List = List { command: 0x2080_110b, size: 536, count: 4, clients: 24 };
+    /// NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION, from 550 on.
+    pub const STOP_FOR_KEYS: List = List { command: 0x2080_111a, size: 520, count: 0, clients: 4 };
+    /// All of them.
+    pub const LISTS: [List; 2] = [STOP, STOP_FOR_KEYS];
 }
 
 /// NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS.

@@ -5,6 +5,7 @@
 //! change them. So nothing that is let through is trusted: RM's own figures tell what it did ([`look`]).
 
 mod allocate;
+mod control;
 mod duplicate;
 mod heap;
 mod look;
@@ -15,7 +16,8 @@ pub use look::Race;
 use nix::errno::Errno;
 
 use crate::abi::{
-    Class, Era, Status, control, duplicate as dup, free, heap as vid_heap, number, transfer, u32_at, u64_at,
+    Class, Era, Status, control as controls, duplicate as dup, free, heap as vid_heap, number, transfer,
+    u32_at, u64_at,
 };
 use crate::books::{Books, Gpu, MOST_GPUS, Object};
 use crate::budget::Budget;
@@ -182,7 +184,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             (number::DUP_OBJECT, dup::SIZE) => self.duplicate(call, program, file),
             (number::VID_HEAP_CONTROL, vid_heap::SIZE) => self.heap(call, program, file),
             (number::TRANSFER, transfer::SIZE) => self.transfer(call, program, file),
-            (number::CONTROL, control::SIZE) => self.control(call, program),
+            (number::CONTROL, controls::SIZE) => self.control(call, program, file),
             // RM refuses any other size.
             _ => Answer::Fail(Errno::EINVAL),
         }
@@ -223,15 +225,6 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
     /// Whether what goes past would not be seen.
     fn is_blind(&self) -> bool {
         self.blind.contains(&true)
-    }
-
-    fn control(&mut self, call: &Call, program: &impl Program) -> Answer {
-        let mut outer = [0; control::SIZE];
-        let exports = match program.read(call.address, &mut outer) {
-            Ok(()) => control::EXPORTS.contains(&u32_at(&outer, control::COMMAND)),
-            Err(_) => return Answer::Fail(Errno::EFAULT),
-        };
-        self.let_through(call, exports)
     }
 
     fn let_through(&mut self, call: &Call, makes_duplicates: bool) -> Answer {

@@ -1,15 +1,13 @@
 //! Attackers under the supervisor, against a resource manager that the kernel reaches as it reaches a driver.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gpushare_simulated_manager::{Gpu, Manager, mount};
-use gpushare_supervisor::abi::Era;
-use gpushare_supervisor::budget::Page;
+use gpushare_attackers::Place;
 use nix::mount::{MntFlags, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
@@ -17,13 +15,12 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-const UUID: [u8; 16] = [1; 16];
 const DRIVER: &str = "580.142";
 
 /// A node with one GPU and one supervisor.
 struct Node {
     // Unmounted before the folder goes.
-    _session: Box<dyn Send>,
+    place: Place,
     folder: TempDir,
 }
 
@@ -44,25 +41,10 @@ impl Node {
 
     fn of_driver(limit: u64, driver: &str) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
-        let dev = folder.path().join("dev");
-        fs::create_dir(&dev).expect("a folder");
-        let era = Era::for_version(driver.parse().expect("a version")).expect("a known driver");
-        let gpus = vec![Gpu { uuid: UUID, memory: 80 << 30 }];
-        let session = mount(Manager::new(era, gpus), 1, &dev).expect("root may mount");
-        let page = Page::new();
-        page.grant(0, &UUID, limit);
-        let budget = folder.path().join("budget");
-        let file = File::create_new(&budget).expect("a file");
-        file.write_all_at(page.as_bytes(), 0).expect("room for the budget");
-        let mut start = Command::new(env!("CARGO_BIN_EXE_supervisor"));
-        start.arg("start").args(["--driver", driver]).arg("--budget-path").arg(&budget);
-        let limits = folder.path().join("limits");
-        fs::write(&limits, [0; 4096]).expect("a file");
-        start.arg("--limits-path").arg(limits).arg("--socket-path").arg(folder.path().join("socket"));
-        start.arg("--control").arg(dev.join("nvidiactl")).arg("--uvm").arg(dev.join("nvidia-uvm"));
-        start.arg("--gpu").arg(dev.join("nvidia0"));
-        assert!(start.status().expect("the supervisor starts").success());
-        Self { _session: Box::new(session), folder }
+        let place = Place::new(folder.path(), driver).expect("root may mount");
+        let program = Path::new(env!("CARGO_BIN_EXE_supervisor"));
+        place.start_supervisor(program, limit).expect("the supervisor starts");
+        Self { place, folder }
     }
 
     fn eventually(&self, what: &str, mut holds: impl FnMut() -> bool) {
@@ -74,7 +56,7 @@ impl Node {
     }
 
     fn figures(&self) -> String {
-        fs::read_to_string(self.folder.path().join("dev/figures")).expect("the manager answers")
+        self.place.figures().expect("the manager answers")
     }
 
     /// Bytes of the GPU in use, as the manager itself counts.
@@ -102,7 +84,7 @@ impl Node {
     }
 
     fn started(&self, mut command: Command, words: &[&str]) -> Attack {
-        command.arg(self.folder.path().join("dev")).args(words);
+        command.arg(self.place.dev()).args(words);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the attacker starts");
         let out = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -124,7 +106,7 @@ impl Drop for Node {
             }
         }
         // What is being killed may still have a file of it.
-        let _ = umount2(&self.folder.path().join("dev"), MntFlags::MNT_DETACH);
+        let _ = umount2(&self.place.dev(), MntFlags::MNT_DETACH);
     }
 }
 
@@ -199,6 +181,32 @@ fn pieces_are_charged_as_the_card_rounds_them() {
     let held = node.attack(&["long", "--piece", "4", "--pieces", "3000"]);
     assert_eq!(held.said, "got 1024 pieces: Status(Status(81))\n");
     assert_eq!(node.used(), 64 * MIB);
+}
+
+/// Any program may stop any other's channels, as far as RM is concerned.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn a_program_stops_its_own_channels_and_nobody_elses() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(1024 * MIB);
+    let stopped =
+        || node.figures().lines().find_map(|line| line.strip_prefix("stopped ")?.parse::<u32>().ok());
+    let victim = node.attack_bare(&["stop"]);
+    assert!(victim.said.ends_with("Ok(())\n"), "{}", victim.said);
+    let [client, channel, ..] = victim.said.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{}", victim.said)
+    };
+    assert_eq!(stopped(), Some(1));
+    let others = ["stop", "--channel", client, channel];
+    let bare = node.attack_bare(&others);
+    assert!(bare.said.ends_with("Ok(())\n"), "{}", bare.said);
+    let held = node.attack(&others);
+    assert!(held.said.ends_with("Err(Status(Status(27)))\n"), "{}", held.said);
+    let own = node.attack(&["stop"]);
+    assert!(own.said.ends_with("Ok(())\n"), "{}", own.said);
+    assert_eq!(stopped(), Some(2), "{}", node.figures());
 }
 
 #[test]

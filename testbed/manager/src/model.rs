@@ -1,10 +1,10 @@
 //! What RM knows: clients by file, objects, and memory with a count of its handles.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use gpushare_supervisor::abi::{
-    Class, Era, Kind, Status, alloc, channel_group, control, device_ids, duplicate, framebuffer_info, free,
-    gid_info, heap, memory, number, pid_info, put, transfer, u32_at, u64_at,
+    Class, Era, Kind, Status, alloc, channel_group, channels, control, device_ids, duplicate,
+    framebuffer_info, free, gid_info, heap, memory, number, pid_info, put, transfer, u32_at, u64_at,
 };
 
 /// The program's memory cannot be read or written.
@@ -109,6 +109,8 @@ pub struct Manager {
     gpus: Vec<Gpu>,
     clients: HashMap<u32, Client>,
     pieces: HashMap<u64, Piece>,
+    /// Channels that are stopped, by client and handle.
+    stopped: BTreeSet<(u32, u32)>,
     next_client: u32,
     next_handle: u32,
     next_piece: u64,
@@ -119,9 +121,9 @@ pub struct Manager {
 impl Manager {
     /// RM of a driver of this era, with these GPUs.
     pub fn new(era: &'static Era, gpus: Vec<Gpu>) -> Self {
-        let (clients, pieces) = Default::default();
+        let (clients, pieces, stopped) = Default::default();
         let (next_client, next_handle) = (0xc1d0_0000, 0xcaf0_0000);
-        Self { era, gpus, clients, pieces, next_client, next_handle, next_piece: 0, privileged: 0 }
+        Self { era, gpus, clients, pieces, stopped, next_client, next_handle, next_piece: 0, privileged: 0 }
     }
 
     /// Serves a call, whose structure is `structure`. An error is one that `ioctl` reports.
@@ -497,6 +499,7 @@ impl Manager {
             gid_info::COMMAND => gid_info::SIZE,
             EXPORT_TO_FD => EXPORT_SIZE,
             device_ids::COMMAND => device_ids::SIZE,
+            _ if command == channels::STOP.command => channels::STOP.size,
             _ => {
                 set(structure, control::STATUS, NOT_SUPPORTED);
                 return Ok(());
@@ -523,6 +526,8 @@ impl Manager {
             let all = (0..self.gpus.len()).fold(0u32, |mask, gpu| mask | 1 << gpu);
             put(&mut parameters, device_ids::MASK, &all.to_ne_bytes());
             if object == client { Status::OK } else { NOT_FOUND }
+        } else if command == channels::STOP.command {
+            self.stop(&parameters)
         } else if let Some(gpu) = gpu {
             self.answer(command, gpu, &mut parameters);
             Status::OK
@@ -534,6 +539,31 @@ impl Manager {
         }
         set(structure, control::STATUS, status);
         Ok(())
+    }
+
+    /// Stops or starts channels, whoever they belong to, as an H200's firmware does.
+    fn stop(&mut self, parameters: &[u8]) -> Status {
+        let list = channels::STOP;
+        let word = |at| u32_at(parameters, at);
+        let count = (word(list.count) as usize).min(channels::MOST);
+        let named =
+            (0..count).map(|at| list.clients + 4 * at).map(|at| (word(at), word(at + 4 * channels::MOST)));
+        let named: Vec<(u32, u32)> = named.collect();
+        let is_channel = |(client, handle): &(u32, u32)| {
+            let object = self.clients.get(client).and_then(|client| client.objects.get(handle));
+            object.is_some_and(|object| object.class.kind() == Kind::Channel)
+        };
+        if !named.iter().all(is_channel) {
+            return Status(0x21);
+        }
+        for channel in named {
+            if parameters[0] == 0 {
+                self.stopped.remove(&channel)
+            } else {
+                self.stopped.insert(channel)
+            };
+        }
+        Status::OK
     }
 
     fn answer(&self, command: u32, gpu: usize, parameters: &mut [u8]) {
@@ -566,7 +596,7 @@ impl Manager {
 
     /// The figures of all GPUs and processes, one per line.
     pub fn report(&self) -> String {
-        let mut lines = format!("privileged {}\n", self.privileged);
+        let mut lines = format!("privileged {}\nstopped {}\n", self.privileged, self.stopped.len());
         let mut pids: Vec<u32> = self.clients.values().map(|client| client.pid).collect();
         pids.sort_unstable();
         pids.dedup();

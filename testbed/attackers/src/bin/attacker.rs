@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use gpushare_manager_calls::{Client, DEVICE, Entry, Way, call, memory_parameters};
-use gpushare_supervisor::abi::{Class, Era, alloc, heap, memory, number, put};
+use gpushare_manager_calls::{Client, DEVICE, Entry, SUBDEVICE, Way, call, memory_parameters};
+use gpushare_supervisor::abi::{Class, Era, alloc, channels, heap, memory, number, put};
 
 /// Tries to hold more device memory than it was granted.
 #[derive(Parser)]
@@ -24,7 +24,13 @@ struct Args {
     pieces: u32,
     #[arg(long, default_value = "580.142")]
     driver: String,
+    /// Client and handle of the channel that `stop` stops; else its own.
+    #[arg(long, num_args = 2)]
+    channel: Vec<u32>,
 }
+
+/// HOPPER_CHANNEL_GPFIFO_A.
+const CHANNEL: Class = Class(0xc86f);
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Mode {
@@ -58,6 +64,8 @@ enum Mode {
     Rounds,
     /// Allocates while another thread's call stands in memory that never comes.
     Blocked,
+    /// Makes a channel, says which, and stops it, or another program's.
+    Stop,
 }
 
 fn main() -> Result<()> {
@@ -77,6 +85,9 @@ fn main() -> Result<()> {
     }
     if matches!(args.mode, Mode::X32) {
         client.way.entry = Entry::X32;
+    }
+    if matches!(args.mode, Mode::Stop) {
+        return stop(&client, &args.channel);
     }
     let mut held = Vec::new();
     let mut got = 0;
@@ -161,6 +172,29 @@ fn main() -> Result<()> {
     println!("got {got} pieces: {why}");
     std::io::stdin().read_to_end(&mut Vec::new())?;
     drop(held);
+    Ok(())
+}
+
+/// Makes a channel, stops `channel` or its own, and says what RM answered.
+fn stop(client: &Client, channel: &[u32]) -> Result<()> {
+    let own = client.allocate(CHANNEL, [client.handle, DEVICE, 0], &mut []);
+    let own = own.map_err(|refusal| anyhow::anyhow!("channel: {refusal:?}"))?;
+    let (named, handle) = match *channel {
+        [named, handle] => (named, handle),
+        _ => (client.handle, own),
+    };
+    let mut parameters = [0; channels::STOP.size];
+    parameters[0] = 1;
+    for (at, word) in [
+        (channels::STOP.count, 1),
+        (channels::STOP.clients, named),
+        (channels::STOP.clients + 4 * channels::MOST, handle),
+    ] {
+        put(&mut parameters, at, &word.to_ne_bytes());
+    }
+    let done = client.control(SUBDEVICE, channels::STOP.command, &mut parameters);
+    println!("{} {own} {done:?}", client.handle);
+    std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
 

@@ -1,0 +1,84 @@
+//! A place for programs that call a resource manager: a simulated one, which the kernel reaches as it reaches a driver,
+//! and supervisors that hold who uses it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use gpushare_simulated_manager::{Gpu, Manager, mount};
+use gpushare_supervisor::abi::Era;
+use gpushare_supervisor::budget::Page;
+
+/// The UUID of its GPU.
+pub const UUID: [u8; 16] = [1; 16];
+/// Bytes of that GPU.
+const MEMORY: u64 = 80 << 30;
+
+/// A resource manager with one GPU, in a folder.
+pub struct Place {
+    // Unmounted before the folder goes.
+    _session: Box<dyn Send>,
+    folder: PathBuf,
+    driver: String,
+}
+
+impl Place {
+    /// One in `folder`, of this driver.
+    ///
+    /// # Errors
+    /// When the driver is not known, or it cannot be mounted.
+    pub fn new(folder: &Path, driver: &str) -> Result<Self> {
+        let era = driver.parse().ok().and_then(Era::for_version);
+        let era = era.with_context(|| format!("driver {driver} is not known"))?;
+        let dev = folder.join("dev");
+        fs::create_dir(&dev)?;
+        let manager = Manager::new(era, vec![Gpu { uuid: UUID, memory: MEMORY }]);
+        let session = mount(manager, 1, &dev).context("only root may mount")?;
+        Ok(Self { _session: Box::new(session), folder: folder.to_owned(), driver: driver.to_owned() })
+    }
+
+    /// The folder of its device files.
+    pub fn dev(&self) -> PathBuf {
+        self.folder.join("dev")
+    }
+
+    /// What it counts, in words.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn figures(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.dev().join("figures"))?)
+    }
+
+    /// Starts a supervisor, `program`, for a container that may hold so many bytes of the GPU. Returns the socket at
+    /// which it takes listeners. A place has one at a time.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn start_supervisor(&self, program: &Path, limit: u64) -> Result<PathBuf> {
+        let [socket, budget, limits] = ["socket", "budget", "limits"].map(|name| self.folder.join(name));
+        let _ = fs::remove_file(&socket); // an earlier one's
+        let page = Page::new();
+        page.grant(0, &UUID, limit);
+        File::create(&budget)?.write_all_at(page.as_bytes(), 0)?;
+        fs::write(&limits, [0; 4096])?;
+        let dev = self.dev();
+        let mut start = Command::new(program);
+        start.arg("start").args(["--driver", &self.driver]);
+        for (flag, path) in
+            [("--budget-path", &budget), ("--limits-path", &limits), ("--socket-path", &socket)]
+        {
+            start.arg(flag).arg(path);
+        }
+        for (flag, name) in [("--control", "nvidiactl"), ("--uvm", "nvidia-uvm"), ("--gpu", "nvidia0")] {
+            start.arg(flag).arg(dev.join(name));
+        }
+        let status = start.status()?;
+        if !status.success() {
+            bail!("the supervisor did not start: {status}");
+        }
+        Ok(socket)
+    }
+}
