@@ -54,6 +54,12 @@ pub fn hook() -> PathBuf {
     program("gpushare-hook")
 }
 
+/// `gpushare-supervisor`.
+#[must_use]
+pub fn supervisor() -> PathBuf {
+    program("gpushare-supervisor")
+}
+
 /// `gpushare-simulator`. It is a tool of development and may be absent from an installed tree: then the
 /// checkout's own is taken.
 #[must_use]

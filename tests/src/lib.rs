@@ -24,6 +24,7 @@ pub mod namespace;
 pub mod needs;
 pub mod node;
 pub mod pages;
+pub mod podman;
 pub mod probe;
 pub mod python;
 pub mod regions;

@@ -17,6 +17,7 @@ mod quota;
 mod request;
 mod share;
 mod start_cost;
+mod supervisor;
 mod table;
 mod virtual_share;
 
@@ -31,11 +32,12 @@ use table::Table;
 /// A section's name, by which FILTER selects it, and the function that measures it.
 type Section = (&'static str, fn() -> Result<Table>);
 
-const SECTIONS: [Section; 10] = [
+const SECTIONS: [Section; 11] = [
     ("starting a container", start_cost::section),
     ("quota store", quota::section),
     ("reading a request", request::section),
     ("interception", interception::section),
+    ("supervisor", supervisor::section),
     ("beside others", neighbours::section),
     ("the meter beside many", meter::section),
     ("claims of Kubernetes", claims::section),

@@ -6,10 +6,12 @@ mod crowded;
 mod cycle;
 
 use std::env;
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use cycle::{Contender, Lap, Program};
+use gpushare_tests::artifacts;
 use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
@@ -52,6 +54,37 @@ fn peer() -> Option<PathBuf> {
 
 fn peer_program() -> Option<Program> {
     peer().map(|path| Program::Peer { path, scratch: Scratch::new("peer") })
+}
+
+/// What a supervisor adds to the start and the end of a container.
+///
+/// # Errors
+/// When a runtime fails.
+pub fn supervised(table: &mut Table) -> Result<()> {
+    crate::need_runtime()?;
+    nix::sys::prctl::set_child_subreaper(true).context("cannot become the reaper of containers")?;
+    let node = SimulatedNode::one_gpu();
+    let program = artifacts::supervisor();
+    let required =
+        format!("[supervisor]\nmode = \"required\"\n[paths]\nsupervisor = \"{}\"\n", program.display());
+    let held = node.config_with("supervised", &LowLevel::Runc.settings());
+    let more = held.with_extension("toml.d");
+    fs::create_dir_all(&more)?;
+    fs::write(more.join("supervisor.toml"), required)?;
+    let contender = |runtime| Contender::new(Program::Ours(runtime), Some(SHARE));
+    let contenders = [
+        contender(Runtime::wrapped(LowLevel::Runc, &node)),
+        contender(Runtime::with_config(LowLevel::Runc, &held)),
+    ];
+    contenders.iter().try_for_each(|contender| contender.lap().map(drop))?;
+    let laps = race(&contenders)?;
+    let target = MS * 3 / 2;
+    let whole = differences(&laps[1], &laps[0], Lap::whole)?;
+    table.push(
+        Row::difference("create+start+delete, to a share without one", &whole)
+            .target("<= +1.5 ms", whole.median() <= target),
+    );
+    push_cpu(table, &laps, target)
 }
 
 /// Plain runc, the wrapper, and the peer if there is one. All have the same bundle except for what asks for a

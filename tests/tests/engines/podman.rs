@@ -2,22 +2,18 @@
 //! runc.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpushare_tests::command::{self, Outcome};
 use gpushare_tests::hooked::{When, hooks_folder};
 use gpushare_tests::image::{self, IMAGE};
+use gpushare_tests::podman::{EVERY, PODMAN, runtime_script, storage};
 use gpushare_tests::runtime::LowLevel;
 use gpushare_tests::scratch::Scratch;
 
 use crate::docker;
 use crate::engine::{Engine, FIRST_MAPPED, Wanted, With};
-
-/// Where Debian's podman is.
-pub const PODMAN: &str = "/usr/bin/podman";
 
 /// A podman with a storage of its own.
 pub struct Podman {
@@ -74,26 +70,6 @@ impl Podman {
         outcome.stdout.trim().to_owned()
     }
 }
-
-/// A program that executes `wrapper` under the settings file `config`.
-pub fn runtime_script(scratch: &Scratch, wrapper: &Path, config: &Path) -> PathBuf {
-    let text =
-        format!("#!/bin/sh\nGPUSHARE_CONFIG='{}' exec '{}' \"$@\"\n", config.display(), wrapper.display());
-    let script = scratch.file("gpushare-runtime", text);
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("a mode can be set");
-    script
-}
-
-/// The flags that keep podman's files in `scratch`.
-pub fn storage(podman: &mut Command, scratch: &Scratch) {
-    for (flag, name) in [("--root", "root"), ("--runroot", "run"), ("--tmpdir", "tmp")] {
-        podman.arg(flag).arg(scratch.path().join(name));
-    }
-    podman.args(["--storage-driver=vfs", "--cgroup-manager=cgroupfs", "--events-backend=file"]);
-}
-
-/// The flags that every container needs: no network, and limits that root may set without CAP_SYS_RESOURCE.
-pub const EVERY: [&str; 3] = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
 
 impl Engine for Podman {
     fn folder(&self) -> &Path {

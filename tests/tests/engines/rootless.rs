@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use gpushare_tests::command::{self, Outcome};
 use gpushare_tests::image::{self, IMAGE};
 use gpushare_tests::leases::leases;
+use gpushare_tests::podman::{EVERY, PODMAN, runtime_script, storage};
 use gpushare_tests::scratch::Scratch;
 use gpushare_tests::view;
 
 use crate::engine::USER;
 use crate::place::Place;
-use crate::podman::{EVERY, PODMAN, runtime_script, storage};
 
 /// The user's own podman.
 pub struct Podman {

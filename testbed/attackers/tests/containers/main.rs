@@ -3,115 +3,24 @@
 //!
 //! The containers' files of RM are a simulated one's, which the kernel reaches as it reaches a driver.
 
-use std::fs;
-use std::path::PathBuf;
-use std::time::Duration;
+mod engines;
+mod node;
 
-use gpushare_simulated_manager::{Gpu, Manager, mount};
-use gpushare_supervisor::abi::Era;
+use std::fs;
+
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::command::eventually;
-use gpushare_tests::leases::{cli, leases, shares, told};
+use gpushare_tests::leases::{cli, leases, shares};
 use gpushare_tests::needs::{Need, met};
-use gpushare_tests::node::{SimulatedNode, driver_version};
+use gpushare_tests::node::driver_version;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
-use gpushare_tests::runtime::{Container, LowLevel, Runtime};
-use nix::mount::{MntFlags, umount2};
+use gpushare_tests::runtime::{Container, LowLevel};
 use serde_json::json;
+
+use node::{FILES, Node};
 
 const MIB: u64 = 1 << 20;
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun];
-const LONG: Duration = Duration::from_secs(60);
-/// Where containers see RM's files.
-const FILES: &str = "/rm";
 const ATTACKER: &str = env!("CARGO_BIN_EXE_attacker");
-
-/// A simulated node with one GPU, and a resource manager beside it.
-struct Node {
-    // Unmounted before the folder goes.
-    _session: Box<dyn Send>,
-    node: SimulatedNode,
-}
-
-impl Node {
-    fn new() -> Self {
-        let node = SimulatedNode::one_gpu();
-        let uuid = told(node.config(), &["devices", "--json"])["gpus"][0]["uuid"].clone();
-        let digits: String = uuid.as_str().expect("a UUID").chars().filter(char::is_ascii_hexdigit).collect();
-        let uuid = u128::from_str_radix(&digits, 16).expect("a UUID").to_be_bytes();
-        let folder = node.shared().join("manager");
-        fs::create_dir(&folder).expect("a folder");
-        let manager = Manager::new(era(), vec![Gpu { uuid, memory: 80 << 30 }]);
-        let session = mount(manager, 1, &folder).expect("root may mount");
-        Self { _session: Box::new(session), node }
-    }
-
-    /// The wrapper in front of `low_level`, with a supervisor in this mode.
-    fn runtime(&self, low_level: LowLevel, mode: &str) -> Runtime {
-        let name = format!("{low_level:?}-{mode}").to_lowercase();
-        let config = self.node.config_with(&name, &low_level.settings());
-        let more = config.with_extension("toml.d");
-        fs::create_dir_all(&more).expect("a folder");
-        let program = env!("CARGO_BIN_EXE_supervisor");
-        let text = format!("[supervisor]\nmode = \"{mode}\"\n[paths]\nsupervisor = \"{program}\"\n");
-        fs::write(more.join("supervisor.toml"), text).expect("a file");
-        Runtime::with_config(low_level, &config)
-    }
-
-    fn figures(&self) -> String {
-        fs::read_to_string(self.node.shared().join("manager/figures")).expect("the manager answers")
-    }
-
-    /// Bytes of the GPU in use, as the manager itself counts.
-    fn used(&self) -> u64 {
-        let figures = self.figures();
-        let used = figures.lines().find_map(|line| line.strip_prefix("gpu 0 used "));
-        used.and_then(|used| used.parse().ok()).expect("there is a GPU")
-    }
-
-    fn eventually(&self, what: &str, holds: impl FnMut() -> bool) {
-        assert!(eventually(LONG, holds), "{what}\n{}", self.figures());
-    }
-
-    /// A container that does `script` with RM's files at hand.
-    fn bundle(&self, memory: &str, script: &str) -> Bundle {
-        let files = self.node.shared().join("manager");
-        let bundle = Bundle::host_root().args(&["/bin/sh", "-c", script]);
-        let bundle = if memory.is_empty() { bundle } else { bundle.env("GPUSHARE_MEMORY", memory) };
-        bundle
-            .mount(json!({"destination": FILES, "type": "bind", "source": files, "options": ["rbind", "rw"]}))
-    }
-
-    /// Pids of this node's keepers and workers.
-    fn supervisors(&self) -> Vec<i32> {
-        let root = self.node.root();
-        let is_its = |pid: &i32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line);
-            line.starts_with("gpushare-supervisor\0") && line.contains(&*root.to_string_lossy())
-        };
-        let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
-        processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect()
-    }
-
-    /// What the state folder has of supervisors.
-    fn left(&self) -> Vec<PathBuf> {
-        let folders = ["supervised", "budgets"].map(|name| self.node.state().join(name));
-        let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
-        entries.map(|entry| entry.path()).collect()
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        // What is being killed may still have a file of it.
-        let _ = umount2(&self.node.shared().join("manager"), MntFlags::MNT_DETACH);
-    }
-}
-
-fn era() -> &'static Era {
-    Era::for_version(driver_version().parse().expect("a version")).expect("a known driver")
-}
 
 /// A shell command that attacks in this way, and holds what it got.
 fn attack(mode: &str) -> String {
@@ -124,13 +33,18 @@ fn said(node: &Node, container: &Container) -> String {
     container.stdout()
 }
 
-fn ready() -> bool {
+/// Whether the kernel can mount RM's files. Where everything must be tested, it has to.
+fn has_files() -> bool {
     let has_fuse = fs::exists("/dev/fuse").unwrap_or(false);
     assert!(has_fuse || std::env::var("CI").as_deref() != Ok("true"), "there is no /dev/fuse");
     if !has_fuse {
         println!("skipped: containers under a supervisor: no /dev/fuse");
     }
-    has_fuse && met(NEEDS)
+    has_fuse
+}
+
+fn ready() -> bool {
+    has_files() && met(NEEDS)
 }
 
 fn is_filtered(container: &Container) -> bool {
@@ -161,6 +75,36 @@ fn a_container_holds_its_share_and_not_a_page_more() {
             assert_eq!((leases(runtime.config()), node.left()), (vec![], vec![]), "{low_level:?} {mode}");
         }
     }
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn who_asks_for_a_supervisor_gets_one_or_is_refused() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Runc, "off");
+    let asking = |bundle: Bundle| bundle.env("GPUSHARE_SUPERVISOR", "required");
+    let bundle = asking(node.bundle("1GiB", &attack("long")));
+    let container = runtime.run(&bundle);
+    assert_eq!(said(&node, &container), "got 16 pieces: Status(Status(81))\n");
+    drop(container);
+    node.eventually("its memory is gone", || node.used() == 0);
+
+    let bundle = node.bundle("1GiB", &attack("long"));
+    let container = runtime.run(&bundle);
+    assert_eq!(said(&node, &container), "got 40 pieces: limit of pieces\n", "who does not ask gets none");
+    drop(container);
+    node.eventually("its memory is gone", || node.used() == 0);
+
+    for (mode, want) in [("exclusive", "no limit of memory"), ("time-slice", "no limit of memory")] {
+        let bundle = asking(node.bundle("", "true")).env("GPUSHARE_MODE", mode);
+        let Err(refusal) = runtime.create(&bundle) else { panic!("nobody can hold it") };
+        let told = refusal.line();
+        assert!(told.contains("it asks for a supervisor") && told.contains(want), "{mode}: {told}");
+    }
+    assert_eq!((leases(runtime.config()), node.left()), (vec![], vec![]));
 }
 
 #[test]

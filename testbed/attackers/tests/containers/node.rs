@@ -1,0 +1,116 @@
+//! A simulated node whose files of RM are a simulated one's, and what stands on it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpushare_simulated_manager::{Gpu, Manager, mount};
+use gpushare_supervisor::abi::Era;
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::command::eventually;
+use gpushare_tests::leases::told;
+use gpushare_tests::node::{SimulatedNode, driver_version};
+use gpushare_tests::runtime::{LowLevel, Runtime};
+use nix::mount::{MntFlags, umount2};
+use serde_json::json;
+
+const LONG: Duration = Duration::from_secs(60);
+/// Where containers see RM's files.
+pub const FILES: &str = "/rm";
+
+/// A simulated node with one GPU, and a resource manager beside it.
+pub struct Node {
+    // Unmounted before the folder goes.
+    _session: Box<dyn Send>,
+    pub node: SimulatedNode,
+}
+
+impl Node {
+    pub fn new() -> Self {
+        let node = SimulatedNode::one_gpu();
+        let uuid = told(node.config(), &["devices", "--json"])["gpus"][0]["uuid"].clone();
+        let digits: String = uuid.as_str().expect("a UUID").chars().filter(char::is_ascii_hexdigit).collect();
+        let uuid = u128::from_str_radix(&digits, 16).expect("a UUID").to_be_bytes();
+        let folder = node.shared().join("manager");
+        fs::create_dir(&folder).expect("a folder");
+        let manager = Manager::new(era(), vec![Gpu { uuid, memory: 80 << 30 }]);
+        let session = mount(manager, 1, &folder).expect("root may mount");
+        Self { _session: Box::new(session), node }
+    }
+
+    /// The wrapper in front of `low_level`, with a supervisor in this mode.
+    pub fn runtime(&self, low_level: LowLevel, mode: &str) -> Runtime {
+        Runtime::with_config(low_level, &self.config(low_level, mode))
+    }
+
+    /// Settings for such a wrapper.
+    pub fn config(&self, low_level: LowLevel, mode: &str) -> PathBuf {
+        let name = format!("{low_level:?}-{mode}").to_lowercase();
+        let config = self.node.config_with(&name, &low_level.settings());
+        let more = config.with_extension("toml.d");
+        fs::create_dir_all(&more).expect("a folder");
+        let program = env!("CARGO_BIN_EXE_supervisor");
+        let text = format!("[supervisor]\nmode = \"{mode}\"\n[paths]\nsupervisor = \"{program}\"\n");
+        fs::write(more.join("supervisor.toml"), text).expect("a file");
+        config
+    }
+
+    /// RM's files on the host.
+    pub fn files(&self) -> PathBuf {
+        self.node.shared().join("manager")
+    }
+
+    pub fn figures(&self) -> String {
+        fs::read_to_string(self.files().join("figures")).expect("the manager answers")
+    }
+
+    /// Bytes of the GPU in use, as the manager itself counts.
+    pub fn used(&self) -> u64 {
+        let figures = self.figures();
+        let used = figures.lines().find_map(|line| line.strip_prefix("gpu 0 used "));
+        used.and_then(|used| used.parse().ok()).expect("there is a GPU")
+    }
+
+    pub fn eventually(&self, what: &str, holds: impl FnMut() -> bool) {
+        assert!(eventually(LONG, holds), "{what}\n{}", self.figures());
+    }
+
+    /// A container that does `script` with RM's files at hand.
+    pub fn bundle(&self, memory: &str, script: &str) -> Bundle {
+        let files = self.files();
+        let bundle = Bundle::host_root().args(&["/bin/sh", "-c", script]);
+        let bundle = if memory.is_empty() { bundle } else { bundle.env("GPUSHARE_MEMORY", memory) };
+        bundle
+            .mount(json!({"destination": FILES, "type": "bind", "source": files, "options": ["rbind", "rw"]}))
+    }
+
+    /// Pids of this node's keepers and workers.
+    pub fn supervisors(&self) -> Vec<i32> {
+        let root = self.node.root();
+        let is_its = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            line.starts_with("gpushare-supervisor\0") && line.contains(&*root.to_string_lossy())
+        };
+        let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
+        processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect()
+    }
+
+    /// What the state folder has of supervisors.
+    pub fn left(&self) -> Vec<PathBuf> {
+        let folders = ["supervised", "budgets"].map(|name| self.node.state().join(name));
+        let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // What is being killed may still have a file of it.
+        let _ = umount2(&self.files(), MntFlags::MNT_DETACH);
+    }
+}
+
+fn era() -> &'static Era {
+    Era::for_version(driver_version().parse().expect("a version")).expect("a known driver")
+}

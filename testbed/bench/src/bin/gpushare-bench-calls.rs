@@ -1,0 +1,104 @@
+//! Times system calls, alone or under a supervisor's filter: `gpushare-bench-calls FOLDER CALL [SOCKET]`. FOLDER has a
+//! resource manager's files. It prints one line of nanoseconds a call for each round.
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use gpushare_manager_calls::{Client, SUBDEVICE};
+use gpushare_supervisor::abi::Era;
+use gpushare_supervisor::filter::reported;
+use gpushare_supervisor::handover::{connect_to, hand_over};
+use gpushare_supervisor::sys::{install_with_listener, install_without_listener};
+use nix::libc::{BPF_K, BPF_RET, SECCOMP_RET_ALLOW, sock_filter};
+use nix::sys::termios::tcgetattr;
+use nix::unistd::getppid;
+
+/// Of calls that take microseconds.
+const ROUNDS: usize = 2_000;
+/// Of calls that take less: so many at a time.
+const CALLS: usize = 1_000;
+const PIECE: u64 = 64 << 10;
+/// A command that no resource manager knows.
+const UNKNOWN: u32 = 0x2080_ffff;
+
+fn main() -> Result<()> {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let [folder, call, rest @ ..] = &words[..] else {
+        bail!("usage: gpushare-bench-calls FOLDER CALL [SOCKET]")
+    };
+    let version = gpushare_tests::node::driver_version().parse().ok().and_then(Era::for_version);
+    let era = version.context("the driver is not known")?;
+    // Who has a filter of its own, as docker's containers have, pays for it with each call.
+    let allows = sock_filter { code: u16::try_from(BPF_RET | BPF_K)?, jt: 0, jf: 0, k: SECCOMP_RET_ALLOW };
+    install_without_listener(&mut [allows])?;
+    if let Some(socket) = rest.first() {
+        let supervisor = connect_to(Path::new(socket)).context("the supervisor does not listen")?;
+        let listener = install_with_listener(&mut reported(era))?;
+        hand_over(&supervisor, listener)?;
+    }
+    let client = || Client::open(Path::new(folder), era).context("no client");
+    match call.as_str() {
+        "control" => {
+            let client = client()?;
+            each(|| {
+                let _refused = client.control(SUBDEVICE, UNKNOWN, &mut [0; 8]);
+            });
+        }
+        "allocate" => {
+            let client = client()?;
+            let mut handles = Vec::with_capacity(ROUNDS);
+            each(|| handles.extend(client.memory(PIECE, 0)));
+            if handles.len() < ROUNDS {
+                bail!("{} of {ROUNDS} pieces", handles.len());
+            }
+        }
+        "free" => {
+            let client = client()?;
+            let mut handles: Vec<u32> = (0..ROUNDS).filter_map(|_| client.memory(PIECE, 0).ok()).collect();
+            each(|| {
+                let _ = handles.pop().map(|handle| client.free(client.handle, handle));
+            });
+        }
+        "other" => {
+            let null = File::open("/dev/null")?;
+            many(|| drop(tcgetattr(&null)));
+        }
+        "getppid" => many(|| {
+            let _pid = getppid();
+        }),
+        "sleep" => {
+            println!();
+            std::io::stdin().read_to_end(&mut Vec::new())?;
+        }
+        "hold" => {
+            let client = client()?;
+            let wanted = rest.get(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+            let got = (0..wanted).take_while(|_| client.memory(PIECE, 0).is_ok()).count();
+            println!("{got}");
+            std::io::stdin().read_to_end(&mut Vec::new())?;
+        }
+        other => bail!("there is no call {other}"),
+    }
+    Ok(())
+}
+
+fn each(mut call: impl FnMut()) {
+    for _ in 0..ROUNDS {
+        let began = Instant::now();
+        call();
+        println!("{}", began.elapsed().as_nanos());
+    }
+}
+
+fn many(mut call: impl FnMut()) {
+    for _ in 0..CALLS {
+        let began = Instant::now();
+        (0..CALLS).for_each(|_| call());
+        println!("{}", began.elapsed().as_nanos() as f64 / CALLS as f64);
+    }
+}

@@ -1,0 +1,176 @@
+//! What a supervisor costs the programs that it holds: the calls that it performs or lets through, those that only pass
+//! its filter, the start of a container, and its own memory.
+//!
+//! The resource manager is a simulated one, a file system in user space. What its calls take is subtracted: each figure
+//! is a difference of pairs.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use gpushare_attackers::Place;
+use gpushare_tests::artifacts;
+use gpushare_tests::node::driver_version;
+use tempfile::TempDir;
+
+use crate::measure::Sample;
+use crate::start_cost;
+use crate::table::{Row, Table};
+
+/// Pairs of runs, each of which makes its call thousands of times.
+const PAIRS: usize = 11;
+const GIB: u64 = 1 << 30;
+/// Picoseconds.
+const US: i64 = 1_000_000;
+/// The most objects that a supervisor keeps books of.
+const MOST_OBJECTS: usize = 65_000;
+/// A time in which an idle supervisor must not run.
+const IDLE: Duration = Duration::from_secs(3);
+
+/// Measures the section.
+///
+/// # Errors
+/// When a program fails.
+pub fn section() -> Result<Table> {
+    let folder = TempDir::new()?;
+    let place = Place::new(folder.path(), &driver_version())?;
+    let mut table = Table::default();
+    for (call, what, target) in [
+        ("control", "a call that is let through", 20 * US),
+        ("allocate", "an allocation that is performed", 20 * US),
+        ("free", "a FREE, with the questions to the resource manager about it", 0),
+        ("other", "another ioctl", 60_000),
+        ("getppid", "another call, beside a filter of the container's own", 1_000),
+    ] {
+        let added = added(&place, call)?;
+        let row = Row::added(what, &added);
+        table.push(match target {
+            0 => row,
+            _ => row.target(&format!("<= {} ns", target / 1000), added.median() <= target),
+        });
+    }
+    start_cost::supervised(&mut table)?;
+    own_memory(&place, &mut table)?;
+    table.note(
+        "calls: added to each, as medians of runs; the simulated resource manager's own time is subtracted",
+    );
+    Ok(table)
+}
+
+/// Picoseconds that a supervisor adds to a call: the differences of the medians of pairs of runs.
+fn added(place: &Place, call: &str) -> Result<Sample> {
+    let mut differences = Vec::with_capacity(PAIRS);
+    for pair in 0..PAIRS {
+        let bare = || median(place, call, None);
+        let held = || median(place, call, Some(place.start_supervisor(&artifacts::supervisor(), 4 * GIB)?));
+        // The first of a pair changes.
+        let (bare, held) = if pair % 2 == 0 { (bare()?, held()?) } else { swapped(held()?, bare()?) };
+        differences.push(held - bare);
+    }
+    Sample::new(differences)
+}
+
+fn swapped<T>(first: T, second: T) -> (T, T) {
+    (second, first)
+}
+
+fn calls() -> Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name("gpushare-bench-calls");
+    if !path.is_file() {
+        bail!("{} is missing: run `make bench`", path.display());
+    }
+    Ok(path)
+}
+
+/// The median of one run, in picoseconds.
+fn median(place: &Place, call: &str, socket: Option<PathBuf>) -> Result<i64> {
+    let output = Command::new(calls()?).arg(place.dev()).arg(call).args(socket).output()?;
+    if !output.status.success() {
+        bail!("{call}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let lines = String::from_utf8(output.stdout)?;
+    let picoseconds = |line: &str| Some((line.parse::<f64>().ok()? * 1e3) as i64);
+    Ok(Sample::new(lines.lines().filter_map(picoseconds).collect())?.median())
+}
+
+/// Memory of the keeper and the worker, and whether they sleep while their container has no client.
+fn own_memory(place: &Place, table: &mut Table) -> Result<()> {
+    for (objects, most) in [(120, 3), (MOST_OBJECTS, 12)] {
+        let socket = place.start_supervisor(&artifacts::supervisor(), 80 * GIB)?;
+        let mut held = Command::new(calls()?);
+        held.arg(place.dev()).arg("hold").arg(&socket).arg(objects.to_string());
+        let mut held = held.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut got = String::new();
+        let _ = BufReader::new(held.stdout.take().context("no pipe")?).read_line(&mut got)?;
+        let pss: u64 = pids(place)?.into_iter().map(pss_kib).sum::<Result<u64>>()?;
+        held.kill()?;
+        held.wait()?;
+        if got.trim() != objects.to_string() {
+            bail!("{} of {objects} objects", got.trim());
+        }
+        table.push(
+            Row::plain(
+                &format!("memory of keeper and worker (PSS), {objects} objects"),
+                format!("{pss} KiB"),
+            )
+            .target(&format!("<= {most} MiB"), pss <= most << 10),
+        );
+    }
+    let socket = place.start_supervisor(&artifacts::supervisor(), GIB)?;
+    let mut idle = Command::new(calls()?);
+    let mut idle = idle
+        .arg(place.dev())
+        .arg("sleep")
+        .arg(&socket)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let _ = BufReader::new(idle.stdout.take().context("no pipe")?).read_line(&mut String::new())?;
+    let before = switches(place)?;
+    std::thread::sleep(IDLE);
+    let woken = switches(place)? - before;
+    idle.kill()?;
+    idle.wait()?;
+    table.push(
+        Row::plain(&format!("wake-ups in {} s without a client", IDLE.as_secs()), woken.to_string())
+            .target("0", woken == 0),
+    );
+    Ok(())
+}
+
+/// The keeper and the worker of this place.
+fn pids(place: &Place) -> Result<Vec<i32>> {
+    let dev = place.dev();
+    let is_its = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        line.starts_with("gpushare-supervisor\0") && line.contains(&*dev.to_string_lossy())
+    };
+    let all = fs::read_dir("/proc")?.flatten();
+    let pids: Vec<i32> =
+        all.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect();
+    if pids.len() != 2 {
+        bail!("{} processes of the supervisor's", pids.len());
+    }
+    Ok(pids)
+}
+
+fn pss_kib(pid: i32) -> Result<u64> {
+    number(Path::new(&format!("/proc/{pid}/smaps_rollup")), "Pss:")
+}
+
+/// How often they have gone to sleep until now.
+fn switches(place: &Place) -> Result<u64> {
+    let of = |pid: i32| number(Path::new(&format!("/proc/{pid}/status")), "voluntary_ctxt_switches:");
+    pids(place)?.into_iter().map(of).sum()
+}
+
+fn number(path: &Path, name: &str) -> Result<u64> {
+    let text = fs::read_to_string(path)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let word = line.and_then(|line| line.split_whitespace().next());
+    word.and_then(|word| word.parse().ok()).with_context(|| format!("no {name} in {}", path.display()))
+}
