@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use gpushare_attackers::Place;
@@ -99,7 +99,7 @@ fn median(place: &Place, call: &str, socket: Option<PathBuf>) -> Result<i64> {
 /// Memory of the keeper and the worker, and whether they sleep while their container has no client.
 fn own_memory(place: &Place, table: &mut Table) -> Result<()> {
     for (objects, most) in [(120, 3), (MOST_OBJECTS, 12)] {
-        let socket = place.start_supervisor(&artifacts::supervisor(), 80 * GIB)?;
+        let socket = start_alone(place, 80 * GIB)?;
         let mut held = Command::new(calls()?);
         held.arg(place.dev()).arg("hold").arg(&socket).arg(objects.to_string());
         let mut held = held.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -119,7 +119,7 @@ fn own_memory(place: &Place, table: &mut Table) -> Result<()> {
             .target(&format!("<= {most} MiB"), pss <= most << 10),
         );
     }
-    let socket = place.start_supervisor(&artifacts::supervisor(), GIB)?;
+    let socket = start_alone(place, GIB)?;
     let mut idle = Command::new(calls()?);
     let mut idle = idle
         .arg(place.dev())
@@ -141,8 +141,29 @@ fn own_memory(place: &Place, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
+/// Starts a supervisor once an earlier one has ended, which takes a moment after its last program.
+fn start_alone(place: &Place, limit: u64) -> Result<PathBuf> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let begun = Instant::now();
+    while !running(place)?.is_empty() {
+        if begun.elapsed() > PATIENCE {
+            bail!("an earlier supervisor does not end");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    place.start_supervisor(&artifacts::supervisor(), limit)
+}
+
 /// The keeper and the worker of this place.
 fn pids(place: &Place) -> Result<Vec<i32>> {
+    let pids = running(place)?;
+    if pids.len() != 2 {
+        bail!("{} processes of the supervisor's", pids.len());
+    }
+    Ok(pids)
+}
+
+fn running(place: &Place) -> Result<Vec<i32>> {
     let dev = place.dev();
     let is_its = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -150,12 +171,7 @@ fn pids(place: &Place) -> Result<Vec<i32>> {
         line.starts_with("gpushare-supervisor\0") && line.contains(&*dev.to_string_lossy())
     };
     let all = fs::read_dir("/proc")?.flatten();
-    let pids: Vec<i32> =
-        all.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect();
-    if pids.len() != 2 {
-        bail!("{} processes of the supervisor's", pids.len());
-    }
-    Ok(pids)
+    Ok(all.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect())
 }
 
 fn pss_kib(pid: i32) -> Result<u64> {
