@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -16,6 +17,8 @@ use nix::unistd::Pid;
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 /// How long a killed child may take to end. One that a driver holds in the kernel does not end at all.
 const DYING: Duration = Duration::from_secs(1);
+/// How long it may say nothing before somebody looks whether it has ended, in milliseconds.
+const PAUSE: u8 = 2;
 /// How much of what it says is kept: the end, in bytes.
 const KEPT: usize = 4096;
 
@@ -49,9 +52,17 @@ fn run_for(mut command: Command, most: Duration) -> io::Result<Ended> {
     let program = command.get_program().to_string_lossy().into_owned();
     drop(command); // our copy of the writing end
     let mut said = Vec::new();
-    let Some(status) = wait(&mut child, most, || hear(&mut answer, &mut said))? else {
+    let hear_more = || {
+        hear(&mut answer, &mut said);
+        // Whoever ends closes the pipe a moment before.
+        match poll(&mut [PollFd::new(answer.as_fd(), PollFlags::POLLIN)], PAUSE) {
+            Ok(0) => {}
+            _ => thread::sleep(Duration::from_micros(100)),
+        }
+    };
+    let Some(status) = wait(&mut child, most, hear_more)? else {
         let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
-        wait(&mut child, DYING, || {})?;
+        wait(&mut child, DYING, || thread::sleep(Duration::from_millis(2)))?;
         return Ok(Ended::NoAnswer);
     };
     if status.success() {
@@ -84,18 +95,17 @@ fn hear(answer: &mut io::PipeReader, said: &mut Vec<u8>) {
     }
 }
 
-/// The child's status; `None` when it has not ended after `most`.
+/// The child's status; `None` when it has not ended after `most`. `meanwhile` passes some time.
 fn wait(child: &mut Child, most: Duration, mut meanwhile: impl FnMut()) -> io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     loop {
-        meanwhile();
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
         if start.elapsed() > most {
             return Ok(None);
         }
-        thread::sleep(Duration::from_millis(2));
+        meanwhile();
     }
 }
 

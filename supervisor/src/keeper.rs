@@ -3,6 +3,7 @@
 //! The keeper takes listeners and serves nothing; the worker answers calls. While one of them lives, no call is
 //! lost: a call that nobody has received waits, and one that a dead worker had received stands in the journal.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -50,6 +51,14 @@ impl Role {
         match self {
             Self::Keeper => "keeper",
             Self::Worker => "worker",
+        }
+    }
+
+    /// The name of its process.
+    pub const fn process_name(self) -> &'static CStr {
+        match self {
+            Self::Keeper => c"gpushare-keeper",
+            Self::Worker => c"gpushare-worker",
         }
     }
 

@@ -23,8 +23,9 @@ use anyhow::{Context, Result, bail};
 use gpushare_region::charged_at;
 use nix::fcntl::OFlag;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::prctl::set_name;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, listen, socket};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, listen, socket, socketpair};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{chdir, setsid};
 
@@ -85,14 +86,31 @@ fn run(mut words: impl Iterator<Item = String>) -> Result<()> {
     rights::drop_all_but_needed(role).context("capabilities")?;
     let link = args.link.map(inherited).transpose()?;
     match role {
-        None => start(&args, limits.context("no limits")?),
-        Some(Role::Keeper) => keep(args.holdings()?, link).context("keeper"),
-        Some(Role::Worker) => work(args, era, devices, link).context("worker"),
+        None => start(args, era, devices, limits.context("no limits")?),
+        Some(role) => {
+            let holdings = args.holdings()?;
+            become_role(role, (args, holdings, link), era, devices)
+        }
     }
 }
 
-/// Starts the keeper of a container, and returns when it takes listeners.
-fn start(args: &Args, limits: OwnedFd) -> Result<()> {
+/// Is a keeper or a worker from here on.
+fn become_role(
+    role: Role,
+    (args, holdings, link): (Args, Holdings, Option<OwnedFd>),
+    era: &'static Era,
+    devices: Devices,
+) -> Result<()> {
+    let _ = set_name(role.process_name()); // for people who look for it
+    match role {
+        Role::Keeper => keep(holdings, link).context("keeper"),
+        Role::Worker => work(args, holdings, era, devices, link).context("worker"),
+    }
+}
+
+/// Starts keeper and worker of a container, which take listeners when this returns. They are copies of this process,
+/// which are made in less time than programs are started.
+fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -> Result<()> {
     if !sys::can_listen() || !sys::notification_fits() {
         bail!("this kernel cannot report system calls as the supervisor needs it (5.19 or newer)");
     }
@@ -105,9 +123,34 @@ fn start(args: &Args, limits: OwnedFd) -> Result<()> {
         listen_at(&args.socket_path).with_context(|| format!("socket {}", args.socket_path.display()))?;
     let mut words = args.common.clone();
     words.extend(["--slot".to_owned(), slot.to_string()]);
+    args.slot = slot;
     let holdings = Holdings { memory, budget, limits, socket, listeners: Vec::new(), words };
-    let link = holdings.start(Role::Keeper).context("keeper")?;
-    let _ = receive_descriptor(&link).context("the keeper ended at once")?;
+    let null = File::options().read(true).write(true).open("/dev/null").context("/dev/null")?;
+    let (to_worker, to_keeper) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    let begin = |role, holdings, link| {
+        rights::drop_all_but_needed(Some(role)).context("capabilities")?;
+        become_role(role, (args, holdings, Some(link)), era, devices)
+    };
+    if sys::fork().context("the keeper")?.is_none() {
+        drop(to_keeper);
+        leave_standard_files(&null)?;
+        let _ = receive_descriptor(&to_worker); // the worker's first word; one that has ended is replaced
+        return begin(Role::Keeper, holdings, to_worker);
+    }
+    if sys::fork().context("the worker")?.is_none() {
+        drop(to_worker);
+        leave_standard_files(&null)?;
+        return begin(Role::Worker, holdings, to_keeper);
+    }
+    Ok(())
+}
+
+/// Puts `null` in place of the standard files: the caller waits until nobody has its pipe any more.
+fn leave_standard_files(null: &File) -> Result<()> {
+    nix::unistd::dup2_stdin(null)?;
+    nix::unistd::dup2_stdout(null)?;
+    nix::unistd::dup2_stderr(null)?;
     Ok(())
 }
 
@@ -122,8 +165,13 @@ fn claim_slot(budget: &OwnedFd) -> Result<usize> {
     found.with_context(|| format!("the lease has {MOST_SLOTS} containers already"))
 }
 
-fn work(args: Args, era: &'static Era, devices: Devices, link: Option<OwnedFd>) -> Result<()> {
-    let holdings = args.holdings()?;
+fn work(
+    args: Args,
+    holdings: Holdings,
+    era: &'static Era,
+    devices: Devices,
+    link: Option<OwnedFd>,
+) -> Result<()> {
     // Until an earlier worker has ended: books and journal have one writer.
     let _turn = await_turn(&holdings.memory).context("the last worker")?;
     let Mapped { entry, records, written, touch } = memory::map(&holdings.memory)?;

@@ -8,15 +8,18 @@ use caps::{CapSet, Capability, CapsHashSet};
 
 use crate::keeper::Role;
 
-/// Keeps what reading and ending the container's processes takes, for a keeper what sending descriptors takes
+/// Who starts both keeps what both need. Otherwise keeps what reading and ending the container's processes takes, for a keeper what sending descriptors takes
 /// where others of root's have many in flight, and nothing else.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub fn drop_all_but_needed(role: Option<Role>) -> Result<(), CapsError> {
-    let needed = match role {
-        Some(Role::Worker) => CapsHashSet::from([Capability::CAP_SYS_PTRACE, Capability::CAP_KILL]),
-        Some(Role::Keeper) | None => CapsHashSet::from([Capability::CAP_SYS_RESOURCE]),
+    let (worker, keeper) =
+        ([Capability::CAP_SYS_PTRACE, Capability::CAP_KILL], [Capability::CAP_SYS_RESOURCE]);
+    let needed: CapsHashSet = match role {
+        Some(Role::Worker) => worker.into(),
+        Some(Role::Keeper) => keeper.into(),
+        None => worker.into_iter().chain(keeper).collect(),
     };
     let has = caps::read(None, CapSet::Permitted)?;
     let keeps: CapsHashSet = needed.intersection(&has).copied().collect();

@@ -201,6 +201,18 @@ pub(crate) fn lock_byte(file: impl AsFd, at: usize, waits: bool) -> Result<(), E
     }
 }
 
+/// Makes a copy of this process, which has one thread. The copy gets `None`, and the original its id.
+///
+/// # Errors
+/// As fork(2).
+pub(crate) fn fork() -> Result<Option<Pid>, Errno> {
+    // SAFETY: no other thread holds a lock that the copy would wait for.
+    match unsafe { nix::unistd::fork() }? {
+        nix::unistd::ForkResult::Parent { child } => Ok(Some(child)),
+        nix::unistd::ForkResult::Child => Ok(None),
+    }
+}
+
 /// Closes every descriptor but the three standard ones.
 pub(crate) fn close_inherited() {
     // SAFETY: nothing of this process has opened a file yet.

@@ -107,7 +107,8 @@ impl Worker {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Works until no process has the filter any more, and what they had is given back.
+    /// Works until no process has the filter any more, and what they had is given back. A worker without listeners waits
+    /// for the first one, as long as its keeper does.
     ///
     /// # Errors
     /// When the kernel refuses to wait or to receive.
@@ -116,7 +117,8 @@ impl Worker {
         if let Some(link) = &self.peer.link {
             let _ = send_word(link); // a keeper that is gone is replaced below
         }
-        while !self.peer.holdings.listeners.is_empty() {
+        let mut had_listeners = !self.peer.holdings.listeners.is_empty();
+        while !self.peer.holdings.listeners.is_empty() || (!had_listeners && self.peer.link.is_some()) {
             if self.peer.link.is_none() {
                 self.peer.link = self.peer.holdings.start(Role::Keeper).ok();
             }
@@ -149,6 +151,7 @@ impl Worker {
             } else if is_over(&events[0]) {
                 self.peer.link = None;
             }
+            had_listeners |= !self.peer.holdings.listeners.is_empty();
             if self.is_look_due() {
                 self.look();
             }

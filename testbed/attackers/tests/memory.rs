@@ -273,8 +273,10 @@ fn pids(node: &Node, role: &str) -> Vec<i32> {
     let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
     let is_it = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        words.get(1) == Some(&role.as_bytes()) && words.contains(&control.as_os_str().as_encoded_bytes())
+        let mut words = line.split(|byte| *byte == 0);
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.trim() == format!("gpushare-{role}")
+            && words.any(|word| word == control.as_os_str().as_encoded_bytes())
     };
     processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_it).collect()
 }

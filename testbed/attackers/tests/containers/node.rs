@@ -90,7 +90,9 @@ impl Node {
         let is_its = |pid: &i32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line);
-            line.starts_with("gpushare-supervisor\0") && line.contains(&*root.to_string_lossy())
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            ["gpushare-keeper", "gpushare-worker"].contains(&name.trim())
+                && line.contains(&*root.to_string_lossy())
         };
         let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
         processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect()
