@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, DriverLimiter, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder,
-    admit, admit_mode, beside_sick, clear, decide, look_up_allocation, look_up_claim, missing_interpreters,
-    pod_of, refuse_previous_plan, take_out_driver, too_little,
+    admit, admit_mode, beside_sick, check_lease, clear, decide, look_up_allocation, look_up_claim,
+    missing_interpreters, pod_of, refuse_previous_plan, take_out_driver, too_little,
 };
 use gpushare_inventory::{DeviceMemory, Node};
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
@@ -114,7 +114,23 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
             grants.map_err(|error| beside_sick(error.into(), &node))?
         }
     };
-    let lease = lease(&request, grants)?;
+    let mut lease = lease(&request, grants)?;
+    if let Some(id) = request.reserved
+        && let Some(joined) = store.leases()?.into_iter().find(|lease| lease.id == id)
+    {
+        // Who holds it is settled while containers have it.
+        lease.enforcement = match joined.has_containers() {
+            true => joined.enforcement,
+            false => joined.enforcement.begun_by(&request),
+        };
+        check_lease(
+            &lease,
+            &request,
+            (programs.supervisor_mode, programs.supervisor),
+            &node,
+            (&json, false),
+        )?;
+    }
     request.notes.extend(too_little(&lease));
     Requirements::of(&container)?.check(&Offer::of(&node, &lease))?;
     let root = RootFolder::open(&bundle.root(&json), &json)?;

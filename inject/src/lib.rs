@@ -83,8 +83,8 @@ pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
 pub use supervision::{
-    Hindrance, Passed, Record, StartError, Supervised, Supervision, SupervisionError, SupervisorMode, decide,
-    on_node as can_supervise, supervision,
+    Hindrance, Passed, Record, StartError, Supervised, Supervision, SupervisionError, SupervisorMode,
+    check_lease, decide, on_node as can_supervise, supervision,
 };
 pub use sys::outlive_file_size_limit;
 pub use used::{MemoryUse, measured, open_measured, used};

@@ -50,7 +50,7 @@ pub struct Supervised {
 }
 
 impl Supervised {
-    /// Starts the supervisor, which takes listeners at `socket` when this returns. It gets nothing of the
+    /// Starts the supervisor. Whoever brings a listener to `socket` after this waits for it. It gets nothing of the
     /// caller's environment, and none of its descriptors.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ pub enum SupervisionError {
     /// The bundle's seccomp filter reports calls to a program of its own. The kernel lets one filter do that.
     #[error(
         "the bundle's seccomp filter has a listener of its own, beside which no supervisor can hold a share; take \
-         {place} out, or set supervisor.mode = \"off\""
+         {place} out, or go without a supervisor (supervisor.mode = \"off\", no GPUSHARE_SUPERVISOR)"
     )]
     Listener {
         /// What it has in the bundle.
@@ -116,7 +116,7 @@ pub enum SupervisionError {
     #[error("it asks for a supervisor, and none can hold it: {0}")]
     Asked(Hindrance),
     /// Containers of one share are all held in one way: a supervisor knows nothing of what others charge.
-    #[error("its pod's share is held by a supervisor, and none can hold this container: {0}")]
+    #[error("the share that it joins is held by a supervisor, and none can hold this container: {0}")]
     Beside(Hindrance),
 }
 
@@ -220,7 +220,7 @@ pub fn on_node(program: &Path, node: &Node) -> Result<(), Hindrance> {
 /// # Errors
 /// When the lease's other containers are held by a supervisor and this one cannot be, or the other way round
 /// where one is required.
-pub(crate) fn check_lease(
+pub fn check_lease(
     lease: &Lease,
     request: &Request,
     (mode, program): (SupervisorMode, &Path),

@@ -127,9 +127,9 @@ impl Enforcement {
         }
     }
 
-    /// How a share is held that was reserved in this way, and that a container with this request is the first to use:
-    /// only now is it known whether a supervisor can hold it.
-    pub(crate) fn begun_by(self, request: &Request) -> Self {
+    /// How a share is held that was reserved in this way, and that a container with this request begins to use while no
+    /// other one does: only now is it known whether a supervisor can hold it.
+    pub fn begun_by(self, request: &Request) -> Self {
         match (self, Self::of(request)) {
             (Self::Intercepted | Self::Supervised, held @ (Self::Intercepted | Self::Supervised)) => held,
             _ => self,

@@ -57,7 +57,7 @@ impl Filter {
                 let listener = match install_with_listener(&mut reported(era)) {
                     Err(Errno::EBUSY) => bail!(
                         "this engine runs under a seccomp listener itself (sysbox, or a container with a share), beside which \
-                         no supervisor can hold a share; set supervisor.mode = \"off\" here"
+                         no supervisor can hold a share; go without one here (supervisor.mode = \"off\", no GPUSHARE_SUPERVISOR)"
                     ),
                     done => done.map_err(io::Error::from).context("cannot report the driver's calls")?,
                 };

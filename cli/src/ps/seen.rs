@@ -1,5 +1,5 @@
-//! What can be seen of a container's use of its share: in the container's own books, and by the driver as the
-//! meter tells it.
+//! What can be seen of a container's use of its share: in the container's own books or its supervisor's, and by the
+//! driver as the meter tells it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,8 +20,8 @@ const STALE: u64 = 3_000_000_000;
 pub struct Seen {
     /// The container's own books.
     books: Result<Usage, UsageError>,
-    /// What its supervisors have charged, by grant; empty where none holds it.
-    charged: Vec<u64>,
+    /// What its supervisors have charged, by grant, where that can be read; empty where none holds it.
+    charged: Vec<Option<u64>>,
     throttles: [Throttle; MAX_DEVICES],
     measured: [Measurement; MAX_DEVICES],
     now: Clock,
@@ -64,7 +64,7 @@ impl Seen {
     /// living processes hold, by the container's own.
     pub fn used(&self, line: usize) -> Option<DeviceMemory> {
         if let Some(charged) = self.charged.get(line) {
-            return Some(DeviceMemory::from_bytes(*charged));
+            return charged.map(DeviceMemory::from_bytes);
         }
         self.booked(line)
     }
@@ -134,11 +134,10 @@ impl Seen {
 }
 
 /// What the supervisors of `lease` have charged, by grant.
-fn charged_to(state: &Path, lease: &Lease) -> Vec<u64> {
+fn charged_to(state: &Path, lease: &Lease) -> Vec<Option<u64>> {
     if lease.enforcement != Enforcement::Supervised {
         return Vec::new();
     }
-    let mut charged = supervision(state, lease.id).ok().flatten().map_or_else(Vec::new, |held| held.charged);
-    charged.truncate(lease.grants.len());
-    charged
+    let charged = supervision(state, lease.id).ok().flatten().map_or_else(Vec::new, |held| held.charged);
+    (0..lease.grants.len()).map(|line| charged.get(line).copied()).collect()
 }

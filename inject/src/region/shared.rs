@@ -25,11 +25,12 @@ impl Region {
         }
         let has_files = lease.enforcement.terms().has_region;
         let hidden = || RegionError::Hidden { path: self.folder.clone() };
-        if self.is_whole(has_files).map_err(io)? {
+        let is_whole = self.is_whole(has_files).map_err(io)?;
+        if is_whole && !self.is_of_an_earlier_holder(lease) {
             let show = || self.show(&lease.member.key.container);
             let shown = if has_files { show() } else { Ok(()) };
             shown.map_err(|error| if error.kind() == ErrorKind::NotFound { hidden() } else { io(error) })?;
-        } else if self.was_whole(lease).map_err(io)? {
+        } else if !is_whole && self.was_whole(lease).map_err(io)? {
             return Err(hidden());
         } else {
             self.remove();
@@ -49,6 +50,13 @@ impl Region {
         let path = if has_limits { self.limits() } else { self.folder.clone() };
         let found = super::if_there(fs::symlink_metadata(path))?;
         Ok(found.is_some_and(|found| !has_limits || usize::try_from(found.len()) == Ok(LIMITS_LEN)))
+    }
+
+    /// Whether it was made for containers that have left a claim's lease, and were held in another way: by libraries, and
+    /// now by a supervisor, or the other way round.
+    fn is_of_an_earlier_holder(&self, lease: &Lease) -> bool {
+        let is_first = lease.others.iter().all(|member| member.holder.is_agent()) && !lease.others.is_empty();
+        is_first && self.budgets.path(lease.id).exists() != super::is_supervised(lease)
     }
 
     /// Whether somebody has the region already, in a mount namespace that this process does not see. A second

@@ -157,9 +157,9 @@ impl Store {
 }
 
 impl Entry {
-    /// Whether it was reserved for a claim, and no container has had it yet.
+    /// Whether it was reserved for a claim, and no container has it.
     pub(super) fn waits_for_its_first_container(&self) -> bool {
-        self.lease.member.holder.is_agent() && self.lease.others.is_empty() && self.former.is_empty()
+        self.lease.member.holder.is_agent() && self.lease.others.is_empty()
     }
 
     /// The claim that it was made for, while that was not released.

@@ -83,7 +83,7 @@ fn the_first_container_of_a_claim_decides_who_holds_its_share() {
     assert_eq!(join(&store, "b", lease.id).unwrap().enforcement, Enforcement::Supervised);
     let release = |container| store.release(lease.id, &key(container), ReleaseReason::Ended).unwrap();
     assert_eq!((release("a"), release("b")), (Release::Left, Release::Left));
-    assert_eq!(join(&store, "c", lease.id).unwrap().enforcement, Enforcement::Supervised, "for its life");
+    assert_eq!(join(&store, "c", lease.id).unwrap().enforcement, Enforcement::Intercepted, "anew");
 
     let (_, lease) = claim(&store, "other", THIRTY).unwrap();
     assert_eq!(join(&store, "d", lease.id).unwrap().enforcement, Enforcement::Intercepted);
