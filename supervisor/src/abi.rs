@@ -279,8 +279,10 @@ pub mod channels {
     pub const STOP: List = List { command: 0x2080_110b, size: 536, count: 4, clients: 24 };
     /// NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS_FOR_KEY_ROTATION, from 550 on.
     pub const STOP_FOR_KEYS: List = List { command: 0x2080_111a, size: 520, count: 0, clients: 4 };
+    /// NV2080_CTRL_CMD_FIFO_ROTATE_KEYS, from 595 on.
+    pub const ROTATE_KEYS: List = List { command: 0x2080_111c, ..STOP_FOR_KEYS };
     /// All of them.
-    pub const LISTS: [List; 2] = [STOP, STOP_FOR_KEYS];
+    pub const LISTS: [List; 3] = [STOP, STOP_FOR_KEYS, ROTATE_KEYS];
 }
 
 /// NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS.

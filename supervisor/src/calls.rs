@@ -210,12 +210,14 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         match number {
             // It would be changed into one of those that are performed while it is looked at, if it were let
             // through. No driver library sends any other call in this way: all are smaller than 4 KiB.
-            number::ALLOC | number::FREE | number::DUP_OBJECT | number::VID_HEAP_CONTROL => {
-                match self.handle(&inner, program, file) {
-                    Answer::LetThrough => self.let_through(call, true),
-                    answer => answer,
-                }
-            }
+            number::ALLOC
+            | number::FREE
+            | number::CONTROL
+            | number::DUP_OBJECT
+            | number::VID_HEAP_CONTROL => match self.handle(&inner, program, file) {
+                Answer::LetThrough => self.let_through(call, true),
+                answer => answer,
+            },
             number::TRANSFER => Answer::Fail(Errno::EINVAL),
             _ if self.is_blind() => Answer::Fail(Errno::ENOMEM),
             _ => self.let_through(call, true),

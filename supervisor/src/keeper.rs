@@ -123,8 +123,7 @@ pub fn inherited(fd: RawFd) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Keeps until no process has a filter any more. `link` leads to the process that started it: the worker, or
-/// who starts the supervisor and ends then.
+/// Keeps until no process has a filter any more. `link` leads to the worker.
 ///
 /// # Errors
 /// When the kernel refuses to wait.

@@ -166,7 +166,7 @@ pub fn ask_by_own_client<M: Manager, T>(
 }
 
 /// The numbers of the devices that a client can make, as bits; `None` if RM does not say.
-fn devices<M: Manager>(manager: &mut M, file: &M::File, client: u32) -> Option<u32> {
+pub fn devices<M: Manager>(manager: &mut M, file: &M::File, client: u32) -> Option<u32> {
     let mut parameters = [0; device_ids::SIZE];
     // A client is asked as its subdevices are, by its own handle.
     let itself = Subdevice { file, client, handle: client };

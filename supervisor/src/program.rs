@@ -108,8 +108,8 @@ fn become_role(
     }
 }
 
-/// Starts keeper and worker of a container, which take listeners when this returns. They are copies of this process,
-/// which are made in less time than programs are started.
+/// Starts keeper and worker of a container. They are copies of this process, which are made in less time than programs
+/// are started. When this returns the socket is there, and whoever connects waits for them.
 fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -> Result<()> {
     if !sys::can_listen() || !sys::notification_fits() {
         bail!("this kernel cannot report system calls as the supervisor needs it (5.19 or newer)");
@@ -130,6 +130,7 @@ fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
     let begin = |role, holdings, link| {
         rights::drop_all_but_needed(Some(role)).context("capabilities")?;
+        let _ = setsid(); // out of the caller's session, and out of the other one's
         become_role(role, (args, holdings, Some(link)), era, devices)
     };
     if sys::fork().context("the keeper")?.is_none() {
@@ -146,7 +147,8 @@ fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -
     Ok(())
 }
 
-/// Puts `null` in place of the standard files: the caller waits until nobody has its pipe any more.
+/// Puts `null` in place of the standard files. The caller sooner sees that the first process has ended when nobody has
+/// its pipe any more.
 fn leave_standard_files(null: &File) -> Result<()> {
     nix::unistd::dup2_stdin(null)?;
     nix::unistd::dup2_stdout(null)?;

@@ -8,7 +8,7 @@ use caps::{CapSet, Capability, CapsHashSet};
 
 use crate::keeper::Role;
 
-/// Who starts both keeps what both need. Otherwise keeps what reading and ending the container's processes takes, for a keeper what sending descriptors takes
+/// Keeps what the role needs, and without one what both need: for a worker what reading and ending the container's processes takes, for a keeper what sending descriptors takes
 /// where others of root's have many in flight, and nothing else.
 ///
 /// # Errors

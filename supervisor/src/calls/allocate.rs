@@ -32,11 +32,15 @@ fn channel_group_cost(engine: u32) -> u64 {
     if channel_group::COPIES.contains(&engine) { COPY_GROUP } else { COMPUTE_GROUP }
 }
 
+/// Bytes of the tables above those, where a small range lies by itself.
+const FEWEST_TABLES: u64 = 16 << 10;
+
 /// Bytes of page tables that a range of virtual memory takes when it is made.
 pub(super) fn page_tables(flags: u32, bytes: u64) -> u64 {
     // An entry of 8 bytes for each page of 4 KiB, one for each of 64 KiB, and one of 16 bytes for each 2 MiB: of 1 TiB
     // these are the 2,184 MiB that an H200 takes.
-    let tables = bytes / 512 + bytes / 8192 + bytes / 131_072;
+    let bytes = bytes.checked_next_multiple_of(2 << 20).unwrap_or(bytes);
+    let tables = bytes / 512 + bytes / 8192 + bytes / 131_072 + FEWEST_TABLES;
     if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 { tables } else { 0 }
 }
 
@@ -159,6 +163,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// Notes devices and subdevices that a program makes, by which RM can be asked later. The call has not
     /// happened yet, and may do something else: what the books know already is not touched.
     fn note_hint(&mut self, structure: &[u8], class: Class, call: &Call, file: &M::File) {
+        // A program may name what it likes; room for what RM has made, and for sums, is left.
+        if !self.books.has_room() {
+            return;
+        }
         let word = |at| u32_at(structure, at);
         let (client, handle, parent) = (word(alloc::CLIENT), word(alloc::HANDLE), word(alloc::PARENT));
         let is_hint = matches!(class.kind(), Kind::Device | Kind::Subdevice);

@@ -6,7 +6,7 @@ use super::allocate::give_back;
 use super::{Answer, Call, Processes, Program, Supervisor};
 use crate::abi::channels::{LISTS, List, MOST};
 use crate::abi::{Class, Status, control, number, put, u32_at, u64_at};
-use crate::manager::{Manager, Pointed};
+use crate::manager::{Manager, Pointed, devices};
 
 /// The largest parameters of a control call that is performed.
 const MOST_PARAMETERS: usize = LISTS[0].size;
@@ -22,6 +22,19 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             Some(list) => self.stop_channels(list, structure, call, program, file),
             None => self.let_through(call, control::EXPORTS.contains(&command)),
         }
+    }
+
+    /// Whether a client is the container's. The books have whatever a program has named, so RM is asked: a client
+    /// answers on the file alone on which it was made.
+    fn is_own_client(&mut self, client: u32, file: &M::File) -> bool {
+        if devices(&mut self.manager, file, client).is_some() {
+            return true;
+        }
+        let known = self.books.get(client, client).filter(|one| one.class == Class::CLIENT);
+        let Some(known) = known else { return false };
+        let Ok(fd) = u32::try_from(known.bytes) else { return false };
+        let file = self.processes.file(known.parent, fd.cast_signed());
+        file.is_some_and(|file| devices(&mut self.manager, &file, client).is_some())
     }
 
     /// Performs a call that stops or starts channels, if all of them are the container's.
@@ -47,9 +60,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if count > MOST {
             return self.refuse(program, status_at, Status::INVALID_ARGUMENT);
         }
-        let mut clients = (0..count).map(|at| u32_at(parameters, list.clients + 4 * at));
-        let is_own = |client| self.books.get(client, client).is_some_and(|one| one.class == Class::CLIENT);
-        if !clients.all(is_own) {
+        let mut clients: Vec<u32> = (0..count).map(|at| u32_at(parameters, list.clients + 4 * at)).collect();
+        clients.sort_unstable();
+        clients.dedup();
+        if !clients.into_iter().all(|client| self.is_own_client(client, file)) {
             return self.refuse(program, status_at, Status::INSUFFICIENT_PERMISSIONS);
         }
         if !program.waits() {

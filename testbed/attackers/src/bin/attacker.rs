@@ -27,6 +27,12 @@ struct Args {
     /// Client and handle of the channel that `stop` stops; else its own.
     #[arg(long, num_args = 2)]
     channel: Vec<u32>,
+    /// Whether calls are wrapped into another one.
+    #[arg(long)]
+    wrapped: bool,
+    /// Whether `stop` first names that client in an allocation.
+    #[arg(long)]
+    planted: bool,
 }
 
 /// HOPPER_CHANNEL_GPFIFO_A.
@@ -86,8 +92,9 @@ fn main() -> Result<()> {
     if matches!(args.mode, Mode::X32) {
         client.way.entry = Entry::X32;
     }
+    client.way.is_wrapped |= args.wrapped;
     if matches!(args.mode, Mode::Stop) {
-        return stop(&client, &args.channel);
+        return stop(&client, &args.channel, args.planted);
     }
     let mut held = Vec::new();
     let mut got = 0;
@@ -176,13 +183,16 @@ fn main() -> Result<()> {
 }
 
 /// Makes a channel, stops `channel` or its own, and says what RM answered.
-fn stop(client: &Client, channel: &[u32]) -> Result<()> {
+fn stop(client: &Client, channel: &[u32], planted: bool) -> Result<()> {
     let own = client.allocate(CHANNEL, [client.handle, DEVICE, 0], &mut []);
     let own = own.map_err(|refusal| anyhow::anyhow!("channel: {refusal:?}"))?;
     let (named, handle) = match *channel {
         [named, handle] => (named, handle),
         _ => (client.handle, own),
     };
+    if planted {
+        let _refused = client.add_device(named);
+    }
     let mut parameters = [0; channels::STOP.size];
     parameters[0] = 1;
     for (at, word) in [
