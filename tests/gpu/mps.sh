@@ -11,6 +11,7 @@ mps_control() {
 
 row_40_mps() {
     local config=$work/mps.toml before serving
+    [ "$supervisor" != required ] || { skip "reason=no_supervisor_holds_MPS_clients" && return; }
     cp "$work/gpushare.toml" "$config"
     set_in "$config" mps 'compute_mode = "unchanged"'
     if [ -z "$(mps_control)" ]; then

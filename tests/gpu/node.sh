@@ -15,7 +15,8 @@ make_node() {
     sed -i '/^\[runtime\]/,/^\]/d' "$config"
     printf '[runtime]\ncandidates = ["%s"]\n' "$top/bin/runc" >>"$config"
     set_in "$config" quota 'host_memory = "8GiB"'
-    sed -i "/^\[supervisor\]/,/^\[/s|^mode = .*|mode = \"$supervisor\"|" "$config"
+    sed -i '/^\[supervisor\]/,/^mode = /d' "$config"
+    printf '[supervisor]\nmode = "%s"\n' "$supervisor" >>"$config"
     # runc runs itself again without its environment, so a library path would not reach it.
     if ! ldconfig -p | grep -q libseccomp.so.2; then
         added_library=/usr/lib/libseccomp.so.2

@@ -37,17 +37,17 @@ row_42_attackers() {
         base=$(used_before)
         start "$way" GPUSHARE_MEMORY=1GiB -- "sleep 20 | $attacker /dev $way --driver $(driver_version)" || return
         await "$way" '^got' 15
-        used=$(used_since "$base")
-        result="$result $way=$(stop "$way" | value got)/$used"
-        [ "$used" -le 1024 ] || wrong="$wrong,$way:too_much"
-        [ "$way" = rounds ] || [ "$used" -ge 896 ] || wrong="$wrong,$way:$(why "$way")"
+        used=$(($(host_used) - base))
+        result="$result $way=$(stop "$way" | value got)/$(mib "$used")"
+        [ "$used" -le $((1024 << 20)) ] || wrong="$wrong,$way:too_much"
+        [ "$way" = rounds ] || [ "$used" -ge $((896 << 20)) ] || wrong="$wrong,$way:$(why "$way")"
     done
     verdict '[ -z "$wrong" ]' "wrong=${wrong#,} pieces/host:$result"
 }
 
 # Training on the host and in a share, in turns, and a second of allocations.
 row_43_cost() {
-    local turn bare ours rate_bare rate_ours ratio
+    local turn bare ours rate_bare='' rate_ours='' ratio=''
     supervised || return 0
     for turn in 1 2 3 4 5; do
         [ -n "$simulator" ] || host 20 cost allocate --rounds 40 --calls 20 >>"$work/bare-allocations"
@@ -55,6 +55,8 @@ row_43_cost() {
     done
     bare=$(median "$work/bare-allocations")
     ours=$(median "$work/our-allocations")
+    [ "$ours" != none ] || { fail "reason=no_allocation $(why allocations-1)" && return; }
+    [ "$bare" != none ] || bare=0
     if has torch; then
         for turn in 1 2 3; do
             rate_bare=$(env "${host_environment[@]}" timeout 40 "$python" "$top/frameworks.py" train 3 2>/dev/null | value rate)
@@ -64,5 +66,5 @@ row_43_cost() {
         ratio=$(median "$work/training")
     fi
     verdict '[ -z "$ratio" ] || within "$ratio" 0.98 1.1' \
-        "allocate_and_free_ns=$((ours / 1000)) bare_ns=$((bare / 1000)) training_ratio=${ratio:-none} rates=${rate_bare-}/${rate_ours-}"
+        "allocate_and_free_ns=$((ours / 1000)) bare_ns=$((bare / 1000)) training_ratio=${ratio:-none} rates=$rate_bare/$rate_ours"
 }

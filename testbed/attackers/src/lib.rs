@@ -1,6 +1,8 @@
 //! A place for programs that call a resource manager: a simulated one, which the kernel reaches as it reaches a driver,
 //! and supervisors that hold who uses it.
 
+pub mod world;
+
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

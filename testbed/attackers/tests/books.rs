@@ -1,289 +1,12 @@
-//! The books beside RM's own count, over random sequences of calls from several processes: in memory, without a
-//! kernel between them.
+//! The books beside RM's own count, over random sequences of calls from several processes.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::rc::Rc;
-
-use gpushare_simulated_manager::{Caller, Gpu, Manager, Memory, ReadError};
+use gpushare_attackers::world::{Ground, LIMITS, PARAMETERS, World, era};
 use gpushare_supervisor::abi::{
-    Class, Era, Status, alloc, control, duplicate, free, heap, memory, number, put, transfer, u32_at,
+    Class, Status, alloc, control, duplicate, free, heap, memory, number, put, transfer, u32_at,
 };
-use gpushare_supervisor::books::{Books, MOST_OBJECTS, Record};
-use gpushare_supervisor::budget::{Budget, Page};
-use gpushare_supervisor::calls::{Answer, Call, Processes, Program, Supervisor};
-use gpushare_supervisor::journal::{Entry, Journal};
-use gpushare_supervisor::manager::{self, Pointed};
-use nix::errno::Errno;
+use gpushare_supervisor::books::MOST_OBJECTS;
 
 const MIB: u64 = 1 << 20;
-const UUIDS: [[u8; 16]; 2] = [[1; 16], [2; 16]];
-const LIMITS: [u64; 2] = [512 * MIB, 256 * MIB];
-/// The pid of the supervisor itself.
-const OURS: u32 = 7;
-
-fn era() -> &'static Era {
-    Era::for_version("580.142".parse().expect("a version")).expect("a known driver")
-}
-
-type Shared = Rc<RefCell<Manager>>;
-
-/// RM, as the supervisor calls it.
-struct Performed(Shared);
-
-/// A few buffers at addresses of their own.
-struct Buffers(RefCell<Vec<(u64, Vec<u8>)>>);
-
-impl Memory for Buffers {
-    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), ReadError> {
-        let buffers = self.0.borrow();
-        let found = buffers.iter().find_map(|(at, bytes)| {
-            let offset = usize::try_from(address.checked_sub(*at)?).ok()?;
-            bytes.get(offset..offset + to.len())
-        });
-        to.copy_from_slice(found.ok_or(ReadError)?);
-        Ok(())
-    }
-
-    fn write(&self, address: u64, from: &[u8]) -> Result<(), ReadError> {
-        let mut buffers = self.0.borrow_mut();
-        let found = buffers.iter_mut().find_map(|(at, bytes)| {
-            let offset = usize::try_from(address.checked_sub(*at)?).ok()?;
-            bytes.get_mut(offset..offset + from.len())
-        });
-        found.ok_or(ReadError)?.copy_from_slice(from);
-        Ok(())
-    }
-}
-
-impl manager::Manager for Performed {
-    type File = u64;
-
-    fn call(
-        &mut self,
-        file: &u64,
-        number: u8,
-        structure: &mut [u8],
-        pointed: &mut [Pointed<'_>],
-    ) -> Result<(), Errno> {
-        let address = |index: usize| 0x10_0000 * (index as u64 + 1);
-        let buffers = pointed.iter().enumerate().map(|(index, one)| (address(index), one.bytes.to_vec()));
-        let buffers = Buffers(RefCell::new(buffers.collect()));
-        for (index, one) in pointed.iter().enumerate() {
-            put(structure, one.offset, &address(index).to_ne_bytes());
-        }
-        let caller = Caller { pid: OURS, is_admin: false, file: *file };
-        let done = self.0.borrow_mut().call(caller, number, structure, &buffers);
-        for (one, (_, bytes)) in pointed.iter_mut().zip(buffers.0.borrow().iter()) {
-            one.bytes.copy_from_slice(bytes);
-            put(structure, one.offset, &[0; 8]);
-        }
-        match done {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Errno::EINVAL),
-            Err(ReadError) => Err(Errno::EFAULT),
-        }
-    }
-
-    fn open(&mut self) -> Option<u64> {
-        Some(u64::from(OURS))
-    }
-}
-
-/// The processes: descriptor 3 of each is its own file of RM's, whose number is its pid.
-struct Living(Rc<RefCell<BTreeMap<u32, bool>>>);
-
-impl Processes for Living {
-    type File = u64;
-
-    fn pids(&self) -> Vec<u32> {
-        self.0.borrow().keys().copied().collect()
-    }
-
-    fn lives(&self, pid: u32) -> bool {
-        self.0.borrow().get(&pid).copied().unwrap_or(false)
-    }
-
-    fn file(&self, pid: u32, _fd: i32) -> Option<u64> {
-        self.lives(pid).then_some(u64::from(pid))
-    }
-
-    fn forget(&mut self, pid: u32) {
-        self.0.borrow_mut().remove(&pid);
-    }
-}
-
-/// A program's memory: a few buffers.
-struct Stopped(Buffers);
-
-impl Program for Stopped {
-    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
-        self.0.read(address, to).map_err(|ReadError| Errno::EFAULT)
-    }
-
-    fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), Errno> {
-        parts.iter().try_for_each(|(at, bytes)| self.0.write(*at, bytes)).map_err(|ReadError| Errno::EFAULT)
-    }
-
-    fn waits(&self) -> bool {
-        true
-    }
-}
-
-const STRUCTURE: u64 = 0x1_0000_0000;
-const PARAMETERS: u64 = 0x2_0000_0000;
-
-struct World {
-    manager: Shared,
-    living: Rc<RefCell<BTreeMap<u32, bool>>>,
-    supervisor: Supervisor<'static, Performed, Living>,
-    /// The file of a process that has another's.
-    files: BTreeMap<u32, u32>,
-    now: u64,
-}
-
-impl World {
-    fn new() -> Self {
-        let gpus = UUIDS.map(|uuid| Gpu { uuid, memory: 80 << 30 }).to_vec();
-        let manager = Rc::new(RefCell::new(Manager::new(era(), gpus)));
-        let page: &'static Page = Box::leak(Page::new());
-        for (gpu, (uuid, limit)) in UUIDS.iter().zip(LIMITS).enumerate() {
-            page.grant(gpu, uuid, limit);
-        }
-        let living = Rc::default();
-        let records: Vec<Record> = (0..MOST_OBJECTS).map(|_| Record::default()).collect();
-        let parts = (
-            Books::open(Vec::leak(records), usize::MAX),
-            Budget::new(page, 0),
-            Journal::open(Box::leak(Box::new(Entry::default()))),
-        );
-        let supervisor =
-            Supervisor::new(era(), parts, Performed(Rc::clone(&manager)), Living(Rc::clone(&living)), 42);
-        Self { manager, living, supervisor, files: BTreeMap::new(), now: 0 }
-    }
-
-    /// A call of the process `pid`, as the kernel treats it under the filter. Returns the structure and the
-    /// parameters as the program has them afterwards; `None` if it failed with an error of the kernel's.
-    fn call(
-        &mut self,
-        pid: u32,
-        number: u8,
-        structure: &[u8],
-        parameters: &[u8],
-    ) -> Option<(Vec<u8>, Vec<u8>)> {
-        self.living.borrow_mut().insert(pid, true);
-        self.now += 100_000;
-        let buffers = vec![(STRUCTURE, structure.to_vec()), (PARAMETERS, parameters.to_vec())];
-        let program = Stopped(Buffers(RefCell::new(buffers)));
-        let file = u64::from(self.files.get(&pid).copied().unwrap_or(pid));
-        let call = Call {
-            number,
-            size: structure.len(),
-            address: STRUCTURE,
-            thread: pid,
-            process: pid,
-            fd: 3,
-            at: self.now,
-        };
-        let answer = self.supervisor.handle(&call, &program, &file);
-        let done = match answer {
-            Answer::Done => Ok(true),
-            Answer::Fail(_) | Answer::Gone => Ok(false),
-            Answer::LetThrough => {
-                let caller = Caller { pid, is_admin: false, file };
-                let mut copy = program.0.0.borrow()[0].1.clone();
-                let done = self.manager.borrow_mut().call(caller, number, &mut copy, &program.0);
-                program.0.0.borrow_mut()[0].1 = copy;
-                done
-            }
-        };
-        let buffers = program.0.0.into_inner();
-        matches!(done, Ok(true)).then(|| (buffers[0].1.clone(), buffers[1].1.clone()))
-    }
-
-    /// A process ends, and others have its file.
-    fn leave(&mut self, pid: u32) {
-        if let Some(lives) = self.living.borrow_mut().get_mut(&pid) {
-            *lives = false;
-        }
-    }
-
-    fn end(&mut self, pid: u32) {
-        if let Some(lives) = self.living.borrow_mut().get_mut(&pid) {
-            *lives = false;
-        }
-        self.manager.borrow_mut().close(u64::from(pid));
-    }
-
-    fn allocate(&mut self, pid: u32, class: u32, place: [u32; 3], parameters: &[u8]) -> Result<u32, u32> {
-        let mut structure = vec![0; era().long];
-        let words = [(alloc::CLIENT, place[0]), (alloc::PARENT, place[1]), (alloc::HANDLE, place[2])];
-        for (at, word) in words.into_iter().chain([(alloc::CLASS, class)]) {
-            put(&mut structure, at, &word.to_ne_bytes());
-        }
-        let address = if parameters.is_empty() { 0 } else { PARAMETERS };
-        put(&mut structure, alloc::PARAMETERS, &address.to_ne_bytes());
-        let (structure, _) = self.call(pid, number::ALLOC, &structure, parameters).ok_or(u32::MAX)?;
-        match u32_at(&structure, era().long_status) {
-            0 => Ok(u32_at(&structure, alloc::HANDLE)),
-            status => Err(status),
-        }
-    }
-
-    /// A client with a device on each GPU.
-    fn client(&mut self, pid: u32) -> u32 {
-        let client = self.allocate(pid, 0x41, [0; 3], &[]).expect("a root client");
-        for gpu in 0..2u32 {
-            let mut parameters = vec![0; 56];
-            put(&mut parameters, 0, &gpu.to_ne_bytes());
-            self.allocate(pid, 0x80, [client, client, 0x80 + gpu], &parameters).expect("a device");
-            if pid.is_multiple_of(2) {
-                let place = [client, 0x80 + gpu, 0x2080 + gpu];
-                self.allocate(pid, 0x2080, place, &[0; 4]).expect("a subdevice");
-            }
-        }
-        client
-    }
-
-    fn memory(&mut self, pid: u32, client: u32, gpu: u32, bytes: u64) -> Result<u32, u32> {
-        let mut parameters = vec![0; era().memory];
-        put(&mut parameters, memory::LENGTH, &bytes.to_ne_bytes());
-        self.allocate(pid, Class::MEMORY.0, [client, 0x80 + gpu, 0], &parameters)
-    }
-
-    fn free(&mut self, pid: u32, client: u32, handle: u32) -> Option<u32> {
-        let mut structure = [0; free::SIZE];
-        put(&mut structure, free::CLIENT, &client.to_ne_bytes());
-        put(&mut structure, free::HANDLE, &handle.to_ne_bytes());
-        self.call(pid, number::FREE, &structure, &[]).map(|(structure, _)| u32_at(&structure, free::STATUS))
-    }
-
-    /// Bytes in use on both GPUs.
-    fn used(&self) -> u64 {
-        (0..2).map(|gpu| self.manager.borrow().used(gpu)).sum()
-    }
-
-    /// What must hold after every call.
-    fn check(&self, what: &str) {
-        let manager = self.manager.borrow();
-        for (gpu, limit) in LIMITS.into_iter().enumerate() {
-            let sums = self.supervisor.books.sums(gpu);
-            let figures =
-                self.living.borrow().keys().map(|pid| manager.figure(gpu, *pid)).collect::<Vec<_>>();
-            let counted: u64 = figures.iter().map(|(private, shared)| private + shared).sum();
-            let used = manager.used(gpu);
-            // What another device's handle holds counts as orphaned until the next look.
-            assert!(
-                counted <= sums.counted() + sums.orphaned,
-                "{what}: RM counts {counted}, the books {sums:?}"
-            );
-            assert!(used <= limit, "{what}: {used} of {limit} used");
-            assert!(used <= sums.charged(), "{what}: {used} used, {sums:?}");
-            assert_eq!(self.supervisor.budget.charged(gpu), sums.charged(), "{what}");
-        }
-        assert_eq!(manager.privileged, 0, "{what}");
-    }
-}
 
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
@@ -296,7 +19,8 @@ fn random(state: &mut u64) -> u64 {
 fn the_books_are_never_below_what_the_card_has_in_use() {
     for seed in 1..40u64 {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut world = World::new();
+        let mut ground = Ground::new(MOST_OBJECTS);
+        let mut world = World::on(&mut ground);
         let mut clients: Vec<(u32, u32, Vec<u32>)> = Vec::new();
         let mut next_pid = 100;
         for step in 0..600 {
@@ -431,7 +155,8 @@ fn the_books_are_never_below_what_the_card_has_in_use() {
 
 #[test]
 fn what_was_freed_can_be_had_again_and_what_a_dead_process_left_is_gone() {
-    let mut world = World::new();
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
     let client = world.client(100);
     for _ in 0..100 {
         let handle = world.memory(100, client, 0, LIMITS[0]).expect("all of it");
@@ -449,7 +174,8 @@ fn what_was_freed_can_be_had_again_and_what_a_dead_process_left_is_gone() {
 /// A child makes calls with its parent's client, and RM counts for the parent.
 #[test]
 fn memory_of_another_processs_client_is_charged_once_and_stays_charged() {
-    let mut world = World::new();
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
     let client = world.client(100);
     // The child has the parent's file.
     world.files.insert(101, 100);
@@ -470,7 +196,8 @@ fn memory_of_another_processs_client_is_charged_once_and_stays_charged() {
 
 #[test]
 fn a_subdevice_of_the_programs_own_can_be_had_at_any_time() {
-    let mut world = World::new();
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
     let client = world.client(101);
     let _ = world.memory(101, client, 0, MIB).expect("memory before the subdevice");
     let place = [client, 0x80, 0x2080];
@@ -482,7 +209,8 @@ fn a_subdevice_of_the_programs_own_can_be_had_at_any_time() {
 #[test]
 fn wild_calls_are_answered_and_never_take_more_than_the_limit() {
     let mut state = 0x2545_f491_4f6c_dd1d;
-    let mut world = World::new();
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
     let mut client = world.client(100);
     let mut allocated = 0;
     let sizes = [

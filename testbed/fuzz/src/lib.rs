@@ -5,6 +5,7 @@
 //! built by the ordinary compiler, in every `make test`. `make fuzz` hands the functions to libFuzzer for as
 //! long as the caller wants.
 
+mod calls;
 mod edit;
 mod elf;
 mod loader_cache;
@@ -14,6 +15,7 @@ mod request;
 mod settings;
 mod state;
 
+pub use calls::calls;
 pub use edit::edit;
 pub use elf::elf;
 pub use loader_cache::loader_cache;
@@ -27,7 +29,8 @@ pub use state::state;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All readers.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
+    ("calls", calls),
     ("edit", edit),
     ("elf", elf),
     ("limits", limits),

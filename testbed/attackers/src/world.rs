@@ -1,0 +1,325 @@
+//! Processes, their supervisor and RM in one program's memory, without a kernel between them: for very many calls.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use gpushare_simulated_manager::{Caller, Gpu, Manager, Memory, ReadError};
+use gpushare_supervisor::abi::{Class, Era, alloc, free, memory, number, put, u32_at};
+use gpushare_supervisor::books::{Books, Record};
+use gpushare_supervisor::budget::{Budget, Page};
+use gpushare_supervisor::calls::{Answer, Call, Processes, Program, Supervisor};
+use gpushare_supervisor::journal::{Entry, Journal};
+use gpushare_supervisor::manager::{self, Pointed};
+use nix::errno::Errno;
+
+/// The GPUs.
+const UUIDS: [[u8; 16]; 2] = [[1; 16], [2; 16]];
+/// What the lease may hold of each, in bytes.
+pub const LIMITS: [u64; 2] = [512 << 20, 256 << 20];
+/// The pid of the supervisor itself.
+const OURS: u32 = 7;
+
+/// The driver's interface.
+///
+/// # Panics
+/// Never: the driver is a known one.
+pub fn era() -> &'static Era {
+    Era::for_version("580.142".parse().expect("a version")).expect("a known driver")
+}
+
+/// RM, which the supervisor and the programs call.
+pub type Shared = Rc<RefCell<Manager>>;
+
+/// RM, as the supervisor calls it.
+pub struct Performed(Shared);
+
+/// A few buffers at addresses of their own.
+struct Buffers(RefCell<Vec<(u64, Vec<u8>)>>);
+
+impl Memory for Buffers {
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), ReadError> {
+        let buffers = self.0.borrow();
+        let found = buffers.iter().find_map(|(at, bytes)| {
+            let offset = usize::try_from(address.checked_sub(*at)?).ok()?;
+            bytes.get(offset..offset + to.len())
+        });
+        to.copy_from_slice(found.ok_or(ReadError)?);
+        Ok(())
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), ReadError> {
+        let mut buffers = self.0.borrow_mut();
+        let found = buffers.iter_mut().find_map(|(at, bytes)| {
+            let offset = usize::try_from(address.checked_sub(*at)?).ok()?;
+            bytes.get_mut(offset..offset + from.len())
+        });
+        found.ok_or(ReadError)?.copy_from_slice(from);
+        Ok(())
+    }
+}
+
+impl manager::Manager for Performed {
+    type File = u64;
+
+    fn call(
+        &mut self,
+        file: &u64,
+        number: u8,
+        structure: &mut [u8],
+        pointed: &mut [Pointed<'_>],
+    ) -> Result<(), Errno> {
+        let address = |index: usize| 0x10_0000 * (index as u64 + 1);
+        let buffers = pointed.iter().enumerate().map(|(index, one)| (address(index), one.bytes.to_vec()));
+        let buffers = Buffers(RefCell::new(buffers.collect()));
+        for (index, one) in pointed.iter().enumerate() {
+            put(structure, one.offset, &address(index).to_ne_bytes());
+        }
+        let caller = Caller { pid: OURS, is_admin: false, file: *file };
+        let done = self.0.borrow_mut().call(caller, number, structure, &buffers);
+        for (one, (_, bytes)) in pointed.iter_mut().zip(buffers.0.borrow().iter()) {
+            one.bytes.copy_from_slice(bytes);
+            put(structure, one.offset, &[0; 8]);
+        }
+        match done {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Errno::EINVAL),
+            Err(ReadError) => Err(Errno::EFAULT),
+        }
+    }
+
+    fn open(&mut self) -> Option<u64> {
+        Some(u64::from(OURS))
+    }
+}
+
+/// The processes: descriptor 3 of each is its own file of RM's, whose number is its pid.
+pub struct Living(Rc<RefCell<BTreeMap<u32, bool>>>);
+
+impl Processes for Living {
+    type File = u64;
+
+    fn pids(&self) -> Vec<u32> {
+        self.0.borrow().keys().copied().collect()
+    }
+
+    fn lives(&self, pid: u32) -> bool {
+        self.0.borrow().get(&pid).copied().unwrap_or(false)
+    }
+
+    fn file(&self, pid: u32, _fd: i32) -> Option<u64> {
+        self.lives(pid).then_some(u64::from(pid))
+    }
+
+    fn forget(&mut self, pid: u32) {
+        self.0.borrow_mut().remove(&pid);
+    }
+}
+
+/// A program's memory: a few buffers.
+struct Stopped(Buffers);
+
+impl Program for Stopped {
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
+        self.0.read(address, to).map_err(|ReadError| Errno::EFAULT)
+    }
+
+    fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), Errno> {
+        parts.iter().try_for_each(|(at, bytes)| self.0.write(*at, bytes)).map_err(|ReadError| Errno::EFAULT)
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+}
+
+/// Where a call's structure is in a program's memory.
+const STRUCTURE: u64 = 0x1_0000_0000;
+/// Where its parameters are.
+pub const PARAMETERS: u64 = 0x2_0000_0000;
+
+/// What outlives a worker.
+pub struct Ground {
+    records: Vec<Record>,
+    page: Box<Page>,
+    entry: Entry,
+}
+
+impl Ground {
+    /// With room for so many objects.
+    pub fn new(objects: usize) -> Self {
+        let page = Page::new();
+        for (gpu, (uuid, limit)) in UUIDS.iter().zip(LIMITS).enumerate() {
+            page.grant(gpu, uuid, limit);
+        }
+        let records = (0..objects).map(|_| Record::default()).collect();
+        Self { records, page, entry: Entry::default() }
+    }
+}
+
+/// Processes under one supervisor, and RM.
+pub struct World<'g> {
+    /// RM.
+    pub manager: Shared,
+    living: Rc<RefCell<BTreeMap<u32, bool>>>,
+    /// The supervisor.
+    pub supervisor: Supervisor<'g, Performed, Living>,
+    /// Processes that have the file of another one.
+    pub files: BTreeMap<u32, u32>,
+    now: u64,
+}
+
+impl<'g> World<'g> {
+    /// One that begins on this ground.
+    pub fn on(ground: &'g mut Ground) -> Self {
+        let gpus = UUIDS.map(|uuid| Gpu { uuid, memory: 80 << 30 }).to_vec();
+        let manager = Rc::new(RefCell::new(Manager::new(era(), gpus)));
+        let living = Rc::default();
+        let parts = (
+            Books::open(&mut ground.records, usize::MAX),
+            Budget::new(&ground.page, 0),
+            Journal::open(&mut ground.entry),
+        );
+        let supervisor =
+            Supervisor::new(era(), parts, Performed(Rc::clone(&manager)), Living(Rc::clone(&living)), 42);
+        Self { manager, living, supervisor, files: BTreeMap::new(), now: 0 }
+    }
+
+    /// A call of the process `pid`, as the kernel treats it under the filter. Returns the structure and the
+    /// parameters as the program has them afterwards; `None` if it failed with an error of the kernel's.
+    pub fn call(
+        &mut self,
+        pid: u32,
+        number: u8,
+        structure: &[u8],
+        parameters: &[u8],
+    ) -> Option<(Vec<u8>, Vec<u8>)> {
+        self.living.borrow_mut().insert(pid, true);
+        self.now += 100_000;
+        let buffers = vec![(STRUCTURE, structure.to_vec()), (PARAMETERS, parameters.to_vec())];
+        let program = Stopped(Buffers(RefCell::new(buffers)));
+        let file = u64::from(self.files.get(&pid).copied().unwrap_or(pid));
+        let call = Call {
+            number,
+            size: structure.len(),
+            address: STRUCTURE,
+            thread: pid,
+            process: pid,
+            fd: 3,
+            at: self.now,
+        };
+        let answer = self.supervisor.handle(&call, &program, &file);
+        let done = match answer {
+            Answer::Done => Ok(true),
+            Answer::Fail(_) | Answer::Gone => Ok(false),
+            Answer::LetThrough => {
+                let caller = Caller { pid, is_admin: false, file };
+                let mut copy = program.0.0.borrow()[0].1.clone();
+                let done = self.manager.borrow_mut().call(caller, number, &mut copy, &program.0);
+                program.0.0.borrow_mut()[0].1 = copy;
+                done
+            }
+        };
+        let buffers = program.0.0.into_inner();
+        matches!(done, Ok(true)).then(|| (buffers[0].1.clone(), buffers[1].1.clone()))
+    }
+
+    /// A process ends, and others have its file.
+    pub fn leave(&mut self, pid: u32) {
+        if let Some(lives) = self.living.borrow_mut().get_mut(&pid) {
+            *lives = false;
+        }
+    }
+
+    /// A process ends, and its file with it.
+    pub fn end(&mut self, pid: u32) {
+        if let Some(lives) = self.living.borrow_mut().get_mut(&pid) {
+            *lives = false;
+        }
+        self.manager.borrow_mut().close(u64::from(pid));
+    }
+
+    /// An allocation by the long form: client, parent and handle are its place.
+    ///
+    /// # Errors
+    /// RM's status, or `u32::MAX` for an error of the kernel's.
+    pub fn allocate(&mut self, pid: u32, class: u32, place: [u32; 3], parameters: &[u8]) -> Result<u32, u32> {
+        let mut structure = vec![0; era().long];
+        let words = [(alloc::CLIENT, place[0]), (alloc::PARENT, place[1]), (alloc::HANDLE, place[2])];
+        for (at, word) in words.into_iter().chain([(alloc::CLASS, class)]) {
+            put(&mut structure, at, &word.to_ne_bytes());
+        }
+        let address = if parameters.is_empty() { 0 } else { PARAMETERS };
+        put(&mut structure, alloc::PARAMETERS, &address.to_ne_bytes());
+        let (structure, _) = self.call(pid, number::ALLOC, &structure, parameters).ok_or(u32::MAX)?;
+        match u32_at(&structure, era().long_status) {
+            0 => Ok(u32_at(&structure, alloc::HANDLE)),
+            status => Err(status),
+        }
+    }
+
+    /// A client with a device on each GPU.
+    ///
+    /// # Panics
+    /// When one is refused.
+    pub fn client(&mut self, pid: u32) -> u32 {
+        let client = self.allocate(pid, 0x41, [0; 3], &[]).expect("a root client");
+        for gpu in 0..2u32 {
+            let mut parameters = vec![0; 56];
+            put(&mut parameters, 0, &gpu.to_ne_bytes());
+            self.allocate(pid, 0x80, [client, client, 0x80 + gpu], &parameters).expect("a device");
+            if pid.is_multiple_of(2) {
+                let place = [client, 0x80 + gpu, 0x2080 + gpu];
+                self.allocate(pid, 0x2080, place, &[0; 4]).expect("a subdevice");
+            }
+        }
+        client
+    }
+
+    /// Device memory.
+    ///
+    /// # Errors
+    /// As [`World::allocate`].
+    pub fn memory(&mut self, pid: u32, client: u32, gpu: u32, bytes: u64) -> Result<u32, u32> {
+        let mut parameters = vec![0; era().memory];
+        put(&mut parameters, memory::LENGTH, &bytes.to_ne_bytes());
+        self.allocate(pid, Class::MEMORY.0, [client, 0x80 + gpu, 0], &parameters)
+    }
+
+    /// A FREE, and RM's status.
+    pub fn free(&mut self, pid: u32, client: u32, handle: u32) -> Option<u32> {
+        let mut structure = [0; free::SIZE];
+        put(&mut structure, free::CLIENT, &client.to_ne_bytes());
+        put(&mut structure, free::HANDLE, &handle.to_ne_bytes());
+        self.call(pid, number::FREE, &structure, &[]).map(|(structure, _)| u32_at(&structure, free::STATUS))
+    }
+
+    /// Bytes in use on both GPUs.
+    pub fn used(&self) -> u64 {
+        (0..2).map(|gpu| self.manager.borrow().used(gpu)).sum()
+    }
+
+    /// What must hold after every call.
+    ///
+    /// # Panics
+    /// When it does not, with the words of `what`.
+    pub fn check(&self, what: &str) {
+        let manager = self.manager.borrow();
+        for (gpu, limit) in LIMITS.into_iter().enumerate() {
+            let sums = self.supervisor.books.sums(gpu);
+            let figures =
+                self.living.borrow().keys().map(|pid| manager.figure(gpu, *pid)).collect::<Vec<_>>();
+            let counted: u64 = figures.iter().map(|(private, shared)| private + shared).sum();
+            let used = manager.used(gpu);
+            // What another device's handle holds counts as orphaned until the next look.
+            assert!(
+                counted <= sums.counted() + sums.orphaned,
+                "{what}: RM counts {counted}, the books {sums:?}"
+            );
+            assert!(used <= limit, "{what}: {used} of {limit} used");
+            assert!(used <= sums.charged(), "{what}: {used} used, {sums:?}");
+            assert_eq!(self.supervisor.budget.charged(gpu), sums.charged(), "{what}");
+        }
+        assert_eq!(manager.privileged, 0, "{what}");
+    }
+}
