@@ -182,7 +182,9 @@ impl<'a> Served<'a> {
         };
         let why = one_line(error.as_ref());
         let _ = fs::remove_file(self.folder.ready());
-        let _ = fs::write(self.folder.error(), &why);
+        // A container that waits never reads half of it.
+        let new = self.folder.error().with_extension("new");
+        let _ = fs::write(&new, &why).and_then(|()| fs::rename(&new, self.folder.error()));
         if !was_failing {
             tracing::error!(gpu = %self.folder.gpu(), why, "MPS does not run");
         }
