@@ -107,7 +107,7 @@ fn the_page_is_whole_in_a_browser_and_no_name_acts_in_it() {
         assert!(asked.contains(&&*url) && asked.iter().all(|asked| asked.starts_with(&url)), "{}", about());
         for (row, (name, memory)) in names.iter().zip(memory).enumerate() {
             let row = &seen["rows"][row];
-            let memory = format!("{memory}\ncontexts 520 MiB");
+            let memory = format!("{memory}\ncontexts 520 MiB · held by library");
             assert_eq!((&row[0], &row[2]), (&json!(name), &json!(memory)), "{}", about());
         }
         let refused = seen["refused"][0].as_str().expect("a refusal");
