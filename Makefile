@@ -135,7 +135,7 @@ miri: ## Safe modules of region and intercept under miri; needs a nightly toolch
 # Every reader of foreign bytes by libFuzzer: SECONDS for each of TARGETS. Needs a C++ compiler and the nightly compiler, for its
 # coverage and address sanitisers. `make test` replays the corpus without them.
 SECONDS  ?= 600
-TARGETS  ?= edit elf limits loader_cache proc request settings state usage
+TARGETS  ?= calls edit elf limits loader_cache proc request settings state usage
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
