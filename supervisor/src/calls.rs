@@ -215,6 +215,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             | number::CONTROL
             | number::DUP_OBJECT
             | number::VID_HEAP_CONTROL => match self.handle(&inner, program, file) {
+                Answer::LetThrough if self.is_blind() => Answer::Fail(Errno::ENOMEM),
                 Answer::LetThrough => self.let_through(call, true),
                 answer => answer,
             },
