@@ -105,8 +105,8 @@ fn assert_near(share: f64, want: f64, tolerance: f64, what: &str) {
     println!("{what}: {share:.1} % of {want} %");
 }
 
-/// At a share of 25 %, with eight recorded launches to each that runs: were those paid for too, a ninth would be left.
-/// A busy machine can leave less than the share.
+/// Asserts that a program with a share of 25 % does not pay for the eight launches that it records beside each
+/// one that runs: a ninth of the share would be left. A busy machine can leave less than the share.
 fn assert_unpaid(share: f64, what: &str) {
     assert!((5.0..=31.0).contains(&share), "{what}: {share:.1} % of 25 %");
     println!("{what}: {share:.1} % of 25 %");
@@ -255,7 +255,7 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
         assert_eq!(program.cuda.call("cuStreamEndCapture", &[stream, out(&mut graph)]), 0);
         assert_eq!(program.cuda.call("cuGraphDestroy", &[graph]), 0);
     });
-    assert_unpaid(share, "between captures");
+    assert_near(share, 25.0, 6.0, "between captures");
     // It is not paid from the credit that a launch in another stream leaves meanwhile either.
     let mut other = 0usize;
     assert_eq!(program.cuda.call("cuStreamCreate", &[out(&mut other), 1]), 0);
