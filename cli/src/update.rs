@@ -78,7 +78,7 @@ struct UpdatedPart {
     uuid: String,
     /// The limit in bytes.
     memory_bytes: u64,
-    /// What the container holds by its own books, or its supervisor's, in bytes.
+    /// Bytes that the container holds, by its own books or its supervisor's.
     used_bytes: Option<u64>,
     /// Whether it holds more than the limit: nothing is taken from it, and it gets no more.
     over: bool,

@@ -54,7 +54,7 @@ fn run_for(mut command: Command, most: Duration) -> io::Result<Ended> {
     let mut said = Vec::new();
     let hear_more = || {
         hear(&mut answer, &mut said);
-        // Whoever ends closes the pipe a moment before.
+        // A child that ends closes the pipe a moment before.
         match poll(&mut [PollFd::new(answer.as_fd(), PollFlags::POLLIN)], PAUSE) {
             Ok(0) => {}
             _ => thread::sleep(Duration::from_micros(100)),

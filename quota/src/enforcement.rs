@@ -127,8 +127,8 @@ impl Enforcement {
         }
     }
 
-    /// How a share is held that was reserved in this way, and that a container with this request begins to use while no
-    /// other one does: only now is it known whether a supervisor can hold it.
+    /// Returns how a reserved share is held from when a container with this request begins to use it, while no
+    /// other one does: only then is it known whether a supervisor can hold it.
     pub fn begun_by(self, request: &Request) -> Self {
         match (self, Self::of(request)) {
             (Self::Intercepted | Self::Supervised, held @ (Self::Intercepted | Self::Supervised)) => held,

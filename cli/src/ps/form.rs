@@ -70,7 +70,7 @@ pub struct Part {
     pub memory_bytes: Option<u64>,
     /// What the container says that it needs, in bytes, where memory is not limited.
     needed_bytes: Option<u64>,
-    /// What the container holds by its own books, or its supervisor's, in bytes.
+    /// Bytes that the container holds, by its own books or its supervisor's.
     pub used_bytes: Option<u64>,
     /// What it holds by the driver's count, in bytes; null where no meter runs or the driver does not tell.
     driver_bytes: Option<u64>,

@@ -1,5 +1,5 @@
-//! What can be seen of a container's use of its share: in the container's own books or its supervisor's, and by the
-//! driver as the meter tells it.
+//! Figures of a container's use of its share: from the container's own books or its supervisor's, and from the
+//! driver as the meter tells them.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ const STALE: u64 = 3_000_000_000;
 pub struct Seen {
     /// The container's own books.
     books: Result<Usage, UsageError>,
-    /// What its supervisors have charged, by grant, where that can be read; empty where none holds it.
+    /// Bytes that its supervisors have charged, by grant, where they can be read; empty where none holds it.
     charged: Vec<Option<u64>>,
     throttles: [Throttle; MAX_DEVICES],
     measured: [Measurement; MAX_DEVICES],
@@ -60,8 +60,8 @@ impl Seen {
         }
     }
 
-    /// What the container holds on the GPU of grant `line`, by its supervisors' books where one holds it; else what its
-    /// living processes hold, by the container's own.
+    /// Memory that the container holds on the GPU of grant `line`: by its supervisors' books where one holds it,
+    /// else by the container's own, for its living processes.
     pub fn used(&self, line: usize) -> Option<DeviceMemory> {
         if let Some(charged) = self.charged.get(line) {
             return charged.map(DeviceMemory::from_bytes);
@@ -133,7 +133,7 @@ impl Seen {
     }
 }
 
-/// What the supervisors of `lease` have charged, by grant.
+/// Bytes that the supervisors of `lease` have charged, by grant.
 fn charged_to(state: &Path, lease: &Lease) -> Vec<Option<u64>> {
     if lease.enforcement != Enforcement::Supervised {
         return Vec::new();

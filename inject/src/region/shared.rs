@@ -52,8 +52,8 @@ impl Region {
         Ok(found.is_some_and(|found| !has_limits || usize::try_from(found.len()) == Ok(LIMITS_LEN)))
     }
 
-    /// Whether it was made for containers that have left a claim's lease, and were held in another way: by libraries, and
-    /// now by a supervisor, or the other way round.
+    /// Whether it was made for containers that have left a claim's lease, and were held in another way: by
+    /// libraries, and now by a supervisor, or the other way round.
     fn is_of_an_earlier_holder(&self, lease: &Lease) -> bool {
         let is_first = lease.others.iter().all(|member| member.holder.is_agent()) && !lease.others.is_empty();
         is_first && self.budgets.path(lease.id).exists() != super::is_supervised(lease)

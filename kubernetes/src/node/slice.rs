@@ -267,8 +267,8 @@ fn spec(node: &str, generation: i64, devices: Vec<Device>) -> ResourceSliceSpec 
 pub fn devices(node: &Node, rules: &Admission, policy: &Policy, can_supervise: bool) -> Vec<Device> {
     let whole = node.gpus.iter().filter(|gpu| gpu.instance.is_none());
     let sized = whole.filter_map(|gpu| Some((gpu, gpu.memory?)));
-    let of = |(gpu, memory)| device(gpu, memory, node, (rules, policy), can_supervise);
-    sized.map(of).collect()
+    let to_device = |(gpu, memory)| device(gpu, memory, node, (rules, policy), can_supervise);
+    sized.map(to_device).collect()
 }
 
 fn device(

@@ -99,6 +99,35 @@ fn of_twenty_containers_of_a_pod_at_once_one_makes_the_region_and_all_find_it_wh
     assert_eq!(fs::read_dir(region.members()).unwrap().count(), 20);
 }
 
+/// A claim's lease, whose containers come and go.
+#[test]
+#[ignore = "needs root: mounts a tmpfs"]
+fn who_holds_a_claims_share_changes_with_its_region_and_only_while_nobody_has_it() {
+    let (state, region) = State::new();
+    let claim = || Member::reserved(LeaseKey::of_claim("uid").unwrap(), Holder::agent());
+    let held = |container: &str, enforcement| lease(container, vec![claim()], enforcement);
+    let budget = crate::supervision::Budgets::of(state.0.path()).path(7);
+    let write = |text: &str, container: &str| fs::write(region.staged(container), text).unwrap();
+    for (enforcement, has_budget) in [
+        (Enforcement::Intercepted, false),
+        (Enforcement::Supervised, true),
+        (Enforcement::Intercepted, false),
+    ] {
+        region.join(&held("a", enforcement)).unwrap();
+        assert_eq!(budget.exists(), has_budget, "{enforcement:?}");
+        assert!(region.grants_are(&held("a", enforcement)).unwrap(), "{enforcement:?}");
+        // The same holder finds what the last one wrote.
+        write("alive", "a");
+        region.join(&held("b", enforcement)).unwrap();
+        assert_eq!(fs::read(region.staged("b")).unwrap(), b"alive", "{enforcement:?}");
+    }
+    // Beside a living container nothing is made anew, whatever is missing.
+    let living = vec![claim(), member("a", LeaseState::Active)];
+    region.join(&lease("c", living, Enforcement::Supervised)).unwrap();
+    assert_eq!(fs::read(region.staged("c")).unwrap(), b"alive");
+    assert!(!budget.exists());
+}
+
 #[test]
 #[ignore = "needs root: mounts a tmpfs"]
 fn a_container_waits_for_the_one_that_makes_the_region() {
