@@ -86,6 +86,10 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+[ -z "$simulator" ] || [ "$supervisor" = off ] || {
+    echo "run.sh: a simulated node has no resource manager that a supervisor could hold: leave out --simulator" >&2
+    exit 2
+}
 [ "$(id -u)" -eq 0 ] || {
     echo "run.sh: needs root: it makes containers" >&2
     exit 1

@@ -18,6 +18,29 @@ pub const UUID: [u8; 16] = [1; 16];
 /// Bytes of that GPU.
 const MEMORY: u64 = 80 << 30;
 
+/// Pids of the keepers and workers that have `word` in their command line.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn supervisors(word: &Path) -> Result<Vec<i32>> {
+    Ok([pids_of("keeper", word)?, pids_of("worker", word)?].concat())
+}
+
+/// Pids of the processes of a role, `keeper` or `worker`, that have `word` in their command line.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn pids_of(role: &str, word: &Path) -> Result<Vec<i32>> {
+    let (name, word) = (format!("gpushare-{role}"), word.to_string_lossy());
+    let is_its = |pid: &i32| {
+        let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        String::from_utf8_lossy(&read("comm")).trim() == name
+            && String::from_utf8_lossy(&read("cmdline")).contains(&*word)
+    };
+    let processes = fs::read_dir("/proc").context("/proc")?.flatten();
+    Ok(processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect())
+}
+
 /// A resource manager with one GPU, in a folder.
 pub struct Place {
     // Unmounted before the folder goes.

@@ -162,7 +162,7 @@ pub struct World<'g> {
     /// RM.
     pub manager: Shared,
     living: Rc<RefCell<BTreeMap<u32, bool>>>,
-    /// The supervisor.
+    /// Decides about the calls of all processes here.
     pub supervisor: Supervisor<'g, Performed, Living>,
     /// Processes that have the file of another one.
     pub files: BTreeMap<u32, u32>,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gpushare_attackers::Place;
+use gpushare_attackers::{Place, pids_of};
 use nix::mount::{MntFlags, umount2};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
@@ -273,16 +273,7 @@ fn who_races_past_the_supervisor_is_ended() {
 
 /// Pids of this node's keepers and workers.
 fn pids(node: &Node, role: &str) -> Vec<i32> {
-    let control = node.folder.path().join("dev/nvidiactl");
-    let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
-    let is_it = |pid: &i32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let mut words = line.split(|byte| *byte == 0);
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name.trim() == format!("gpushare-{role}")
-            && words.any(|word| word == control.as_os_str().as_encoded_bytes())
-    };
-    processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_it).collect()
+    pids_of(role, &node.place.dev()).expect("there is /proc")
 }
 
 /// Kills one of the two over and over while programs allocate and free; each call must be done once.

@@ -1,5 +1,5 @@
-//! What a supervisor costs the programs that it holds: the calls that it performs or lets through, those that only pass
-//! its filter, the start of a container, and its own memory.
+//! Costs of a supervisor to the programs that it holds: the calls that it performs or lets through, those that
+//! only pass its filter, the start of a container, and its own memory.
 //!
 //! The resource manager is a simulated one, a file system in user space. What its calls take is subtracted: each figure
 //! is a difference of pairs.
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use gpushare_attackers::Place;
+use gpushare_attackers::{Place, supervisors};
 use gpushare_tests::artifacts;
 use gpushare_tests::node::driver_version;
 use tempfile::TempDir;
@@ -148,7 +148,7 @@ fn own_memory(place: &Place, table: &mut Table) -> Result<()> {
 fn start_alone(place: &Place, limit: u64) -> Result<PathBuf> {
     const PATIENCE: Duration = Duration::from_secs(20);
     let begun = Instant::now();
-    while !running(place)?.is_empty() {
+    while !supervisors(&place.dev())?.is_empty() {
         if begun.elapsed() > PATIENCE {
             bail!("an earlier supervisor does not end");
         }
@@ -159,24 +159,11 @@ fn start_alone(place: &Place, limit: u64) -> Result<PathBuf> {
 
 /// The keeper and the worker of this place.
 fn pids(place: &Place) -> Result<Vec<i32>> {
-    let pids = running(place)?;
+    let pids = supervisors(&place.dev())?;
     if pids.len() != 2 {
         bail!("{} processes of the supervisor's", pids.len());
     }
     Ok(pids)
-}
-
-fn running(place: &Place) -> Result<Vec<i32>> {
-    let dev = place.dev();
-    let is_its = |pid: &i32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line);
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        ["gpushare-keeper", "gpushare-worker"].contains(&name.trim())
-            && line.contains(&*dev.to_string_lossy())
-    };
-    let all = fs::read_dir("/proc")?.flatten();
-    Ok(all.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect())
 }
 
 fn pss_kib(pid: i32) -> Result<u64> {

@@ -1,10 +1,12 @@
 //! What RM knows: clients by file, objects, and memory with a count of its handles.
 
+mod controls;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use gpushare_supervisor::abi::{
-    Class, Era, Kind, Status, alloc, channel_group, channels, control, device_ids, duplicate,
-    framebuffer_info, free, gid_info, heap, memory, number, pid_info, put, transfer, u32_at, u64_at,
+    Class, Era, Kind, Status, alloc, channel_group, control, duplicate, free, heap, memory, number, put,
+    transfer, u32_at, u64_at,
 };
 
 /// The program's memory cannot be read or written.
@@ -481,117 +483,6 @@ impl Manager {
             Err(status) => status,
         };
         set(structure, heap::STATUS, status);
-    }
-
-    fn control(
-        &mut self,
-        caller: Caller,
-        structure: &mut [u8],
-        program: &dyn Memory,
-    ) -> Result<(), ReadError> {
-        let word = |at| u32_at(structure, at);
-        let (client, object) = (word(control::CLIENT), word(control::OBJECT));
-        let (command, size) = (word(control::COMMAND), word(control::PARAMETERS_SIZE) as usize);
-        let address = u64_at(structure, control::PARAMETERS);
-        let wanted = match command {
-            pid_info::COMMAND => pid_info::SIZE,
-            framebuffer_info::COMMAND => self.era.framebuffer_info,
-            gid_info::COMMAND => gid_info::SIZE,
-            EXPORT_TO_FD => EXPORT_SIZE,
-            device_ids::COMMAND => device_ids::SIZE,
-            _ if command == channels::STOP.command => channels::STOP.size,
-            _ => {
-                set(structure, control::STATUS, NOT_SUPPORTED);
-                return Ok(());
-            }
-        };
-        let mut parameters = vec![0; wanted];
-        let gpu = match self.client(caller, client) {
-            Ok(owner) => owner.objects.get(&object).filter(|object| object.class == Class::SUBDEVICE),
-            Err(status) => {
-                set(structure, control::STATUS, status);
-                return Ok(());
-            }
-        };
-        let gpu = gpu.and_then(|object| object.gpu);
-        let status = if size != wanted {
-            Status::INVALID_ARGUMENT
-        } else if program.read(address, &mut parameters).is_err() {
-            Status::INVALID_ADDRESS
-        } else if command == EXPORT_TO_FD {
-            // The descriptor is looked up by whoever serves the call.
-            let file = u64::from(u32_at(&parameters, EXPORT_FD));
-            self.hold(file, client, u32_at(&parameters, EXPORT_OBJECT))
-        } else if command == device_ids::COMMAND {
-            let all = (0..self.gpus.len()).fold(0u32, |mask, gpu| mask | 1 << gpu);
-            put(&mut parameters, device_ids::MASK, &all.to_ne_bytes());
-            if object == client { Status::OK } else { NOT_FOUND }
-        } else if command == channels::STOP.command {
-            self.stop(&parameters)
-        } else if let Some(gpu) = gpu {
-            self.answer(command, gpu, &mut parameters);
-            Status::OK
-        } else {
-            NOT_FOUND
-        };
-        if status == Status::OK {
-            program.write(address, &parameters)?;
-        }
-        set(structure, control::STATUS, status);
-        Ok(())
-    }
-
-    /// Stops or starts channels, whoever they belong to, as an H200's firmware does.
-    fn stop(&mut self, parameters: &[u8]) -> Status {
-        let list = channels::STOP;
-        let word = |at| u32_at(parameters, at);
-        let count = (word(list.count) as usize).min(channels::MOST);
-        let named =
-            (0..count).map(|at| list.clients + 4 * at).map(|at| (word(at), word(at + 4 * channels::MOST)));
-        let named: Vec<(u32, u32)> = named.collect();
-        let is_channel = |(client, handle): &(u32, u32)| {
-            let object = self.clients.get(client).and_then(|client| client.objects.get(handle));
-            object.is_some_and(|object| object.class.kind() == Kind::Channel)
-        };
-        if !named.iter().all(is_channel) {
-            return Status(0x21);
-        }
-        for channel in named {
-            if parameters[0] == 0 {
-                self.stopped.remove(&channel)
-            } else {
-                self.stopped.insert(channel)
-            };
-        }
-        Status::OK
-    }
-
-    fn answer(&self, command: u32, gpu: usize, parameters: &mut [u8]) {
-        match command {
-            gid_info::COMMAND => {
-                put(parameters, gid_info::LENGTH, &16u32.to_ne_bytes());
-                put(parameters, gid_info::DATA, &self.gpus[gpu].uuid);
-            }
-            framebuffer_info::COMMAND => {
-                let count = u32_at(parameters, framebuffer_info::COUNT) as usize;
-                for entry in parameters[framebuffer_info::LIST..].chunks_exact_mut(8).take(count) {
-                    let bytes = match u32_at(entry, 0) {
-                        framebuffer_info::HEAP_SIZE => self.gpus[gpu].memory,
-                        framebuffer_info::HEAP_FREE => self.gpus[gpu].memory - self.used(gpu),
-                        _ => 0,
-                    };
-                    put(entry, 4, &u32::try_from(bytes >> 10).unwrap_or(u32::MAX).to_ne_bytes());
-                }
-            }
-            _ => {
-                let count = u32_at(parameters, pid_info::COUNT) as usize;
-                for entry in parameters[pid_info::LIST..].chunks_exact_mut(pid_info::ENTRY).take(count) {
-                    let (private, shared) = self.figure(gpu, u32_at(entry, pid_info::PID));
-                    put(entry, pid_info::PRIVATE, &private.to_ne_bytes());
-                    put(entry, pid_info::SHARED, &shared.to_ne_bytes());
-                }
-            }
-        }
     }
 
     /// The figures of all GPUs and processes, one per line.

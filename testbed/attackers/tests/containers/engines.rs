@@ -29,8 +29,8 @@ fn attack(mode: &str) -> String {
     format!("sleep 1000 | {INSIDE} {FILES} {mode} --pieces 40 --driver {version}")
 }
 
-/// Attacks in every mode in a container that `run` makes, which returns a call that ends it.
-fn held(node: &Node, config: &Path, run: impl Fn(&str) -> Outcome, end: impl Fn()) {
+/// Attacks in every mode in a container that `run` makes and `end` removes.
+fn assert_holds(node: &Node, config: &Path, run: impl Fn(&str) -> Outcome, end: impl Fn()) {
     for mode in MODES {
         let _ = run(&attack(mode)).expect_success(mode);
         node.eventually("it takes what it can", || node.used() >= 960 * MIB);
@@ -62,7 +62,7 @@ fn an_attacker_in_dockers_container_gets_its_share() {
             &["/bin/sh", "-c", script],
         )
     };
-    held(&node, &config, run, || drop(docker.call(&["rm", "--force", NAME])));
+    assert_holds(&node, &config, run, || drop(docker.call(&["rm", "--force", NAME])));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn an_attacker_in_containerds_container_gets_its_share() {
             let _ = ctr(words).expect_success("its end");
         }
     };
-    held(&node, &config, run, end);
+    assert_holds(&node, &config, run, end);
 }
 
 #[test]
@@ -134,5 +134,5 @@ fn an_attacker_in_podmans_container_gets_its_share() {
         let after = ["--volume", &program, IMAGE, "/bin/sh", "-c", script];
         podman(&[&before[..], &EVERY, &after].concat())
     };
-    held(&node, &config, run, || drop(podman(&["rm", "--force", "--time=0", NAME])));
+    assert_holds(&node, &config, run, || drop(podman(&["rm", "--force", "--time=0", NAME])));
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gpushare_attackers::supervisors;
 use gpushare_simulated_manager::{Gpu, Manager, mount};
 use gpushare_supervisor::abi::Era;
 use gpushare_tests::bundle::Bundle;
@@ -86,16 +87,7 @@ impl Node {
 
     /// Pids of this node's keepers and workers.
     pub fn supervisors(&self) -> Vec<i32> {
-        let root = self.node.root();
-        let is_its = |pid: &i32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line);
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            ["gpushare-keeper", "gpushare-worker"].contains(&name.trim())
-                && line.contains(&*root.to_string_lossy())
-        };
-        let processes = fs::read_dir("/proc").expect("there is /proc").flatten();
-        processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect()
+        supervisors(&self.node.root()).expect("there is /proc")
     }
 
     /// What the state folder has of supervisors.
