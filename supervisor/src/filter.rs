@@ -239,6 +239,33 @@ mod tests {
         }
     }
 
+    /// Device files of all kinds take calls by numbers of their own choice.
+    #[test]
+    fn of_the_kernels_own_calls_two_are_matched() {
+        let text = include_str!("../fixtures/linux.tsv");
+        let rows: Vec<(u32, &str)> = text
+            .lines()
+            .filter_map(|line| line.split_once('\t'))
+            .map(|(command, name)| (u32::from_str_radix(command, 16).unwrap(), name))
+            .collect();
+        let mut ends: Vec<u32> = rows.iter().map(|(command, _)| command & 0xff).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let programs = Era::all().iter().map(reported).chain([denied()]);
+        for (era, program) in Era::all().iter().map(Some).chain([None]).zip(programs) {
+            let calls: Vec<u32> = era.map_or_else(|| Era::all().iter().flat_map(matched).collect(), matched);
+            assert!(
+                calls.iter().all(|call| ends.contains(&(call & 0xff))),
+                "the list was made for other numbers"
+            );
+            let hits = |command: u32| run(&program, ARCH_X86_64, 16, [3, command.into()]) != ALLOW;
+            let hit: Vec<&str> = rows.iter().filter(|row| hits(row.0)).map(|row| row.1).collect();
+            let is_long = calls.contains(&(48 << 16 | u32::from(number::ALLOC)));
+            let want: &[&str] = if is_long { &["XFS_IOC_UNRESVSP64", "BTRFS_IOC_QGROUP_LIMIT"] } else { &[] };
+            assert_eq!(hit, want);
+        }
+    }
+
     #[test]
     fn a_listener_of_the_programs_own_is_refused_where_calls_are_reported_alone() {
         let set = u64::from(libc::SECCOMP_SET_MODE_FILTER);
