@@ -51,8 +51,8 @@ pub trait Processes {
     /// An open file of RM's.
     type File;
 
-    /// Those that are not yet forgotten, ended ones too.
-    fn pids(&self) -> Vec<u32>;
+    /// Those that are not yet forgotten, and whether each lives.
+    fn known(&self) -> Vec<(u32, bool)>;
 
     /// Whether it lives.
     fn lives(&self, pid: u32) -> bool;

@@ -69,8 +69,11 @@ impl Tasks {
 
     fn add_thread(&mut self, tid: u32) -> Result<(), Errno> {
         if self.threads.len() >= MOST_KEPT {
-            self.threads.retain(|_, thread| !has_ended(&thread.descriptor));
-            if self.threads.len() >= MOST_KEPT {
+            let descriptors: Vec<_> = self.threads.values().map(|thread| Some(&thread.descriptor)).collect();
+            let mut lives = living(&descriptors).into_iter();
+            self.threads.retain(|_, _| lives.next().unwrap_or(false));
+            // They are asked for again where most of them live.
+            if self.threads.len() > MOST_KEPT / 2 {
                 self.threads.clear();
             }
         }
@@ -117,10 +120,12 @@ impl Process {
 impl Processes for Tasks {
     type File = OwnedFd;
 
-    fn pids(&self) -> Vec<u32> {
+    fn known(&self) -> Vec<(u32, bool)> {
+        let (pids, descriptors): (Vec<u32>, Vec<Option<&OwnedFd>>) =
+            self.processes.iter().map(|(pid, process)| (*pid, process.descriptor.as_ref())).unzip();
+        let lives = living(&descriptors);
         // The number of one that has ended may be another's by now.
-        let is_its = |(pid, process): &(&u32, &Process)| process.lives() || !exists(**pid);
-        self.processes.iter().filter(is_its).map(|(pid, _)| *pid).collect()
+        pids.into_iter().zip(lives).filter(|(pid, lives)| *lives || !exists(*pid)).collect()
     }
 
     fn lives(&self, pid: u32) -> bool {
@@ -139,10 +144,18 @@ impl Processes for Tasks {
     }
 }
 
-/// A descriptor of a process or thread is readable once that has ended.
 fn has_ended(descriptor: &OwnedFd) -> bool {
-    let mut asked = [PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)];
-    poll(&mut asked, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    living(&[Some(descriptor)]) == [false]
+}
+
+/// Which of the processes or threads live that these descriptors are of: they are readable once that has ended. The
+/// kernel is asked once, since a container may have thousands.
+fn living(descriptors: &[Option<&OwnedFd>]) -> Vec<bool> {
+    let present = descriptors.iter().flatten();
+    let mut asked: Vec<PollFd> = present.map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN)).collect();
+    let is_told = poll(&mut asked, PollTimeout::ZERO).is_ok();
+    let mut ended = asked.iter().map(|one| is_told && one.any().unwrap_or(false));
+    descriptors.iter().map(|one| one.is_some() && !ended.next().unwrap_or(false)).collect()
 }
 
 fn exists(pid: u32) -> bool {

@@ -30,6 +30,11 @@ const MOST_RESTARTS: u32 = 64;
 /// Between two comparisons of RM's figures with the books, in microseconds, while there is a client.
 const LOOK_EVERY: u64 = 1_000_000;
 
+/// Looks at what was let through take at most one part in so many of the time, since a container may have thousands of
+/// processes, and follow each other after at most so many microseconds.
+const LOOK_PART: u64 = 5;
+const LONGEST_PAUSE: u64 = 20_000;
+
 /// After which time a keeper is started once more that could not be started, in milliseconds.
 const RETRY: u8 = 20;
 /// How long the last processes may take to end, in microseconds, and the pause between two looks at them.
@@ -56,6 +61,7 @@ pub struct Worker {
     touch: Touch,
     began: Instant,
     next_look: u64,
+    look_not_before: u64,
     on_race: OnRace,
 }
 
@@ -99,6 +105,7 @@ impl Worker {
             touch,
             began: Instant::now(),
             next_look: 0,
+            look_not_before: 0,
             on_race,
         }
     }
@@ -182,7 +189,8 @@ impl Worker {
     /// When the next look is due; none while there is no client.
     fn next_look(&self) -> Option<u64> {
         let regular = self.supervisor.has_clients().then_some(self.next_look);
-        regular.into_iter().chain(self.supervisor.look_due()).min()
+        let due = self.supervisor.look_due().map(|due| due.max(self.look_not_before));
+        regular.into_iter().chain(due).min()
     }
 
     fn timeout(&self) -> PollTimeout {
@@ -196,13 +204,16 @@ impl Worker {
     }
 
     fn look(&mut self) {
+        let began = self.now();
         for race in self.supervisor.look() {
             let tasks = &self.supervisor.processes;
             let processes: Vec<_> = race.processes.iter().filter_map(|pid| tasks.descriptor(*pid)).collect();
             let ended = (self.on_race)(&race, &processes);
             self.supervisor.budget.note_race(ended);
         }
-        self.next_look = self.now() + LOOK_EVERY;
+        let now = self.now();
+        self.look_not_before = now + ((now - began) * (LOOK_PART - 1)).min(LONGEST_PAUSE);
+        self.next_look = now + LOOK_EVERY;
     }
 
     fn receive(&mut self, listener: usize) -> Result<(), Errno> {

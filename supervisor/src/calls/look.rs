@@ -27,6 +27,10 @@ fn total(figures: &[(u32, Figure)]) -> u64 {
     figures.iter().map(|(_, figure)| figure.owned()).fold(0, u64::saturating_add)
 }
 
+fn ended(known: &[(u32, bool)]) -> Vec<u32> {
+    known.iter().filter(|(_, lives)| !lives).map(|(pid, _)| *pid).collect()
+}
+
 /// How many subdevices are tried before RM counts as silent.
 const TRIES: usize = 8;
 
@@ -35,11 +39,21 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     pub fn look(&mut self) -> Vec<Race> {
         self.look_at = None;
         let mut races = Vec::new();
+        // Asked before the figures that are to tell of them.
+        let known = self.processes.known();
+        let mut gone = ended(&known);
         for gpu in self.budget.gpus() {
-            races.extend(self.look_at_gpu(gpu));
+            if let Some(figures) = self.settle(gpu, &known, None) {
+                gone.retain(|pid| figures.iter().all(|(one, figure)| one != pid || figure.owned() == 0));
+                races.extend(self.race(gpu, &figures));
+            }
+            if self.blind[gpu] {
+                gone.clear();
+            }
             // The lease's other containers wait for what is gone.
             self.forget_gone(gpu, None);
         }
+        gone.into_iter().for_each(|pid| self.processes.forget(pid));
         self.let_allocate.clear();
         races
     }
@@ -49,9 +63,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         !self.books.is_empty() || self.is_blind() || (0..MOST_GPUS).any(|gpu| self.budget.own(gpu) > 0)
     }
 
-    fn look_at_gpu(&mut self, gpu: Gpu) -> Option<Race> {
-        let figures = self.settle(gpu, None)?;
-        let mut more = total(&figures).saturating_sub(self.books.sums(gpu).counted());
+    /// What RM counts more on a GPU than the books do. It is charged.
+    fn race(&mut self, gpu: Gpu, figures: &[(u32, Figure)]) -> Option<Race> {
+        let mut more = total(figures).saturating_sub(self.books.sums(gpu).counted());
         if more > 0 {
             let again = self.ask_all(gpu, &[], None)?;
             more = total(&again).saturating_sub(self.books.sums(gpu).counted());
@@ -96,7 +110,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// What the card has in use cannot be less than what RM counts for everybody and what is orphaned. Where it is,
     /// that much of the orphaned is gone. Processes that are not asked for only make the use seem larger.
     pub(super) fn mend(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
-        let _ = self.settle(gpu, asked);
+        let known = self.processes.known();
+        let _ = self.settle(gpu, &known, asked);
         self.forget_gone(gpu, asked);
         self.settle_budget(gpu);
     }
@@ -129,14 +144,17 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         total(&figures).saturating_add(orphaned).saturating_sub(before.max(after))
     }
 
-    /// Asks for all processes. Where RM counts less than the books do, clients ended with their files: as much leaves
+    /// Asks for the processes `known`. Where RM counts less than the books do, clients ended with their files: as much leaves
     /// the books of processes that have ended, or was never an object's. Duplicates may live on, so that it counts
     /// as orphaned.
-    fn settle(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<Vec<(u32, Figure)>> {
-        // Asked before the figures that are to tell of them.
-        let pids = self.processes.pids().into_iter();
-        let ended: Vec<u32> = pids.filter(|pid| !self.processes.lives(*pid)).collect();
-        let figures = self.ask_all(gpu, &[], asked);
+    fn settle(
+        &mut self,
+        gpu: Gpu,
+        known: &[(u32, bool)],
+        asked: Option<(u32, &Call, &M::File)>,
+    ) -> Option<Vec<(u32, Figure)>> {
+        let ended = ended(known);
+        let figures = self.ask(gpu, known.iter().map(|(pid, _)| *pid).collect(), &[], asked);
         let sums = self.books.sums(gpu);
         // A GPU that RM says nothing of may not be in use at all.
         self.blind[gpu] = figures.is_none() && sums.counted() > 0;
@@ -187,12 +205,11 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         others: &[u32],
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
-        let own = self.processes.pids();
-        let others = others.iter().filter(|pid| !own.contains(pid));
-        let pids: Vec<u32> = own.iter().chain(others).copied().collect();
-        let figures =
-            self.through(gpu, &[], asked, |subdevice, manager| subdevice.figures(manager, &pids))?;
-        Some(pids.into_iter().zip(figures).collect())
+        let mut pids = self.pids();
+        pids.extend(others);
+        pids.sort_unstable();
+        pids.dedup();
+        self.ask(gpu, pids, &[], asked)
     }
 
     /// As [`Self::ask_all`], through objects that are not in `freed`.
@@ -202,7 +219,21 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         freed: &[Object],
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
-        let pids = self.processes.pids();
+        let pids = self.pids();
+        self.ask(gpu, pids, freed, asked)
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.processes.known().into_iter().map(|(pid, _)| pid).collect()
+    }
+
+    fn ask(
+        &mut self,
+        gpu: Gpu,
+        pids: Vec<u32>,
+        freed: &[Object],
+        asked: Option<(u32, &Call, &M::File)>,
+    ) -> Option<Vec<(u32, Figure)>> {
         let figures =
             self.through(gpu, freed, asked, |subdevice, manager| subdevice.figures(manager, &pids))?;
         Some(pids.into_iter().zip(figures).collect())

@@ -99,8 +99,8 @@ pub struct Living(Rc<RefCell<BTreeMap<u32, bool>>>);
 impl Processes for Living {
     type File = u64;
 
-    fn pids(&self) -> Vec<u32> {
-        self.0.borrow().keys().copied().collect()
+    fn known(&self) -> Vec<(u32, bool)> {
+        self.0.borrow().iter().map(|(pid, lives)| (*pid, *lives)).collect()
     }
 
     fn lives(&self, pid: u32) -> bool {
