@@ -25,6 +25,7 @@ use nix::fcntl::OFlag;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::prctl::set_name;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, listen, socket, socketpair};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{chdir, setsid};
@@ -133,18 +134,25 @@ fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -
         let _ = setsid(); // out of the caller's session, and out of the other one's
         become_role(role, (args, holdings, Some(link)), era, devices)
     };
-    if sys::fork().context("the keeper")?.is_none() {
+    let Some(keeper) = sys::fork().context("the keeper")? else {
         drop(to_keeper);
         leave_standard_files(&null)?;
         let _ = receive_descriptor(&to_worker); // the worker's first word; one that has ended is replaced
         return begin(Role::Keeper, holdings, to_worker);
+    };
+    match sys::fork() {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => {
+            drop(to_worker);
+            leave_standard_files(&null)?;
+            begin(Role::Worker, holdings, to_keeper)
+        }
+        Err(errno) => {
+            // It would wait a minute for a listener that nobody brings.
+            let _ = kill(keeper, Signal::SIGKILL);
+            Err(errno).context("the worker")
+        }
     }
-    if sys::fork().context("the worker")?.is_none() {
-        drop(to_worker);
-        leave_standard_files(&null)?;
-        return begin(Role::Worker, holdings, to_keeper);
-    }
-    Ok(())
 }
 
 /// Puts `null` in place of the standard files. The caller sooner sees that the first process has ended when nobody has
