@@ -27,6 +27,9 @@ struct Args {
     /// Client and handle of the channel that `stop` stops; else its own.
     #[arg(long, num_args = 2)]
     channel: Vec<u32>,
+    /// Threads of `crowd`.
+    #[arg(long, default_value_t = 32)]
+    threads: u32,
     /// Whether calls are wrapped into another one.
     #[arg(long)]
     wrapped: bool,
@@ -70,6 +73,8 @@ enum Mode {
     Rounds,
     /// Allocates while another thread's call stands in memory that never comes.
     Blocked,
+    /// Threads with a client each allocate and free, all at once: an honest program.
+    Crowd,
     /// Makes a channel, says which, and stops it, or another program's.
     Stop,
 }
@@ -78,8 +83,11 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let version = args.driver.parse().ok().and_then(Era::for_version);
     let era = version.with_context(|| format!("driver {} is not known", args.driver))?;
-    let mut client = Client::open(&args.folder, era)?;
     let piece = args.piece << 10;
+    if matches!(args.mode, Mode::Crowd) {
+        return crowd(&args, piece, era);
+    }
+    let mut client = Client::open(&args.folder, era)?;
     let ways = [
         (Mode::OtherType as u8, b'G', false, Entry::Native),
         (Mode::Wrapped as u8, b'F', true, Entry::Native),
@@ -179,6 +187,28 @@ fn main() -> Result<()> {
     println!("got {got} pieces: {why}");
     std::io::stdin().read_to_end(&mut Vec::new())?;
     drop(held);
+    Ok(())
+}
+
+/// Says how many pieces all threads got and gave back.
+fn crowd(args: &Args, piece: u64, era: &'static Era) -> Result<()> {
+    let rounds = || -> Result<u32> {
+        let client = Client::open(&args.folder, era)?;
+        let mut got = 0;
+        for _ in 0..args.pieces {
+            // Others may have all of the share for now.
+            if let Ok(handle) = client.memory(piece, 0) {
+                client.free(client.handle, handle).map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+                got += 1;
+            }
+        }
+        Ok(got)
+    };
+    let got = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..args.threads).map(|_| scope.spawn(rounds)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).sum::<Result<u32>>()
+    })?;
+    println!("got {got} pieces");
     Ok(())
 }
 

@@ -1,0 +1,173 @@
+//! Whatever happens to keeper, worker or program: no call is lost, and none is done twice.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::node::{MIB, Node, has_fuse, pids};
+
+/// About how many processes of each kind are killed; `GPUSHARE_KILLS` is for a longer run.
+fn kills() -> u64 {
+    std::env::var("GPUSHARE_KILLS").map_or(60, |number| number.parse().expect("a number"))
+}
+
+/// Kills one of the two over and over while programs allocate and free; each call must be done once.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn a_keeper_or_worker_that_is_killed_loses_no_call_and_doubles_none() {
+    if !has_fuse() {
+        return;
+    }
+    for role in ["worker", "keeper"] {
+        let node = Node::new(128 * MIB);
+        let (least, rounds) = (kills() / 3, kills() * 12);
+        let mut held = node.attack_unread(&["rounds", "--pieces", &rounds.to_string()]);
+        // A start that loses its supervisor ends, closed.
+        node.eventually("the program has a client", || node.figures().contains(" pid "));
+        let mut kills = 0;
+        while !held.has_spoken() {
+            if let Some(pid) = pids(&node, role).first() {
+                kills += u64::from(kill(Pid::from_raw(*pid), Signal::SIGKILL).is_ok());
+            }
+            // Now and then long enough for the next one to do something.
+            std::thread::sleep(Duration::from_millis(kills * 7 % 40 + 3));
+        }
+        assert_eq!(
+            held.said,
+            format!("got {rounds} pieces: limit of pieces, then 2 at once\n"),
+            "{role}, {kills} kills"
+        );
+        println!("{role}: {kills} kills, {rounds} rounds");
+        assert!(kills > least, "{kills} kills of the {role}");
+        assert_eq!(node.used(), 128 * MIB, "{role}: {}", node.figures());
+    }
+}
+
+/// Stops a program and lets it go on, a thousand times in a second.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn a_program_that_is_stopped_amid_its_calls_loses_none() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(128 * MIB);
+    let mut held = node.attack_unread(&["rounds", "--pieces", "500"]);
+    let pid = Pid::from_raw(i32::try_from(held.child.id()).expect("a pid"));
+    let mut stops = 0;
+    while !held.has_spoken() {
+        for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
+            kill(pid, signal).expect("it lives");
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        stops += 1;
+    }
+    assert_eq!(held.said, "got 500 pieces: limit of pieces, then 2 at once\n", "{stops} stops");
+    assert!(stops > 50, "{stops} stops");
+}
+
+/// Many processes of many threads allocate at once, in a share that has room for few of them.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn a_crowd_is_held_like_one_program() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(128 * MIB);
+    let processes = kills() / 4;
+    // One filter for all, so that the supervisor stays.
+    let [attacker, dev] =
+        [Path::new(env!("CARGO_BIN_EXE_attacker")), &node.place.dev()].map(|path| path.display().to_string());
+    let crowd = format!("{attacker} {dev} crowd --threads 40 --pieces 2");
+    let script = format!("for _ in $(seq {processes}); do {crowd} & done; wait; echo all");
+    let mut around = Command::new(env!("CARGO_BIN_EXE_around"));
+    around.arg("--socket").arg(node.folder.path().join("socket")).args(["/bin/sh", "-c", &script]);
+    let mut shell = around.stdout(Stdio::piped()).spawn().expect("the shell starts");
+    let mut said = BufReader::new(shell.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let mut most = 0;
+    let mut got = Vec::new();
+    for line in said.by_ref().take_while(|line| line != "all") {
+        most = most.max(node.used());
+        got.push(line);
+    }
+    let _ = shell.wait();
+    println!("{processes} processes, {most} bytes at most");
+    assert_eq!(u64::try_from(got.len()), Ok(processes), "{got:?}");
+    assert!(got.iter().any(|line| line != "got 0 pieces"), "{got:?}");
+    assert!(most <= 128 * MIB, "{most}");
+    node.eventually("all is gone", || node.used() == 0 && node.charged() == 0);
+}
+
+/// Kills programs at any moment; the next one has the whole share.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn a_program_that_is_killed_amid_a_call_leaves_nothing_behind() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(128 * MIB);
+    let [attacker, dev] =
+        [Path::new(env!("CARGO_BIN_EXE_attacker")), &node.place.dev()].map(|path| path.display().to_string());
+    // One filter for all, so that the supervisor stays.
+    let rounds = format!("{attacker} {dev} rounds --pieces 1000000");
+    let script = format!("while read -r _; do {rounds} & echo $!; wait; done");
+    let mut around = Command::new(env!("CARGO_BIN_EXE_around"));
+    around.arg("--socket").arg(node.folder.path().join("socket")).args(["/bin/sh", "-c", &script]);
+    let mut shell = around.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the shell starts");
+    let mut ask = shell.stdin.take().expect("a pipe");
+    let mut said = BufReader::new(shell.stdout.take().expect("a pipe")).lines();
+    for kill_number in 0..kills() {
+        writeln!(ask, "go").expect("the shell reads");
+        let pid: i32 = said.next().and_then(|line| line.ok()?.parse().ok()).expect("a pid");
+        node.eventually("it allocates", || node.used() > 0);
+        std::thread::sleep(Duration::from_micros(kill_number * 137 % 5000));
+        kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it has not ended by itself");
+        node.eventually("its memory is gone", || node.used() == 0);
+    }
+    println!("program: {} kills", kills());
+    node.eventually("the whole share can be had", || node.charged() == 0);
+    drop(ask);
+    let _ = shell.wait();
+}
+
+#[test]
+#[ignore = "needs root: mounts, installs filters, and uses userfaultfd"]
+fn memory_that_never_comes_holds_nobody_up_for_long() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(512 * MIB);
+    let held = node.attack(&["blocked", "--pieces", "5"]);
+    assert_eq!(held.said, "got 5 pieces: limit of pieces\n");
+    assert_eq!(node.used(), 5 * 64 * MIB);
+}
+
+/// With both dead at once there is nobody to answer. Then nothing is allocated any more.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn without_keeper_and_worker_nothing_is_allocated() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(512 * MIB);
+    let mut held = node.attack_unread(&["rounds", "--pieces", "1000000"]);
+    node.eventually("the program has a client", || node.figures().contains(" pid "));
+    node.eventually("both have ended", || {
+        let both = [pids(&node, "keeper"), pids(&node, "worker")].concat();
+        // Stopped, neither can start the other anew.
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            for pid in &both {
+                let _ = kill(Pid::from_raw(*pid), signal);
+            }
+        }
+        both.is_empty()
+    });
+    node.eventually("its next call is answered", || held.has_spoken());
+    // A FREE that fails ends it without a word, and with an error.
+    let failed = held.said.is_empty() && held.child.wait().is_ok_and(|status| !status.success());
+    assert!(failed || held.said.contains("Errno(ENOSYS)"), "{}", held.said);
+    assert!(node.used() <= 512 * MIB, "{}", node.figures());
+}
