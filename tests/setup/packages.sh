@@ -25,6 +25,7 @@ mount           /usr/bin/mount /bin/mount
 python3-venv
 curl            /usr/bin/curl
 prometheus      /usr/bin/prometheus
+dropbear-bin    /usr/sbin/dropbear
 openssl         /usr/bin/openssl
 strace          /usr/bin/strace
 tmux            /usr/bin/tmux

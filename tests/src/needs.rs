@@ -33,6 +33,8 @@ pub enum Need {
     Strace,
     /// curl, as a program that has nothing to do with a GPU.
     Curl,
+    /// dropbear, an SSH server, and its client, at their Debian paths.
+    Ssh,
     /// Prometheus and its promtool at their Debian paths.
     Prometheus,
     /// tmux at its Debian path.
@@ -99,6 +101,9 @@ impl Need {
             Self::SubordinateIds => absent(&["/usr/bin/newuidmap"], packages),
             Self::Strace => absent(&["/usr/bin/strace"], packages),
             Self::Curl => absent(&["/usr/bin/curl"], packages),
+            Self::Ssh => {
+                absent(&["/usr/sbin/dropbear"], packages).or_else(|| absent(&["/usr/bin/dbclient"], packages))
+            }
             Self::Prometheus => absent(&["/usr/bin/prometheus"], packages),
             Self::Tmux => absent(&[crate::terminal::TMUX], packages),
             Self::Chromium => absent(BROWSERS, packages),

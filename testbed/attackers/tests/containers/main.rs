@@ -303,6 +303,12 @@ fn who_goes_past_the_libraries_is_held_all_the_same() {
             "busybox mkdir /own && busybox cp {driver} /own/libcuda.so.1 && LD_LIBRARY_PATH=/own {probe}"
         ),
         format!("busybox env -i LD_PRELOAD={driver} {probe}"),
+        // A loader of its own, which reads no cache and no preload file.
+        format!(
+            "busybox mkdir /own && busybox cp {driver} /own/libcuda.so.1 && \
+             busybox cp /lib64/ld-linux-x86-64.so.2 /own/loader && \
+             /own/loader --inhibit-cache --library-path /own:/lib/x86_64-linux-gnu {probe}"
+        ),
     ] {
         let bundle = Bundle::with_probe().env("GPUSHARE_MEMORY", "1GiB").args(&["/bin/sh", "-c", &way]);
         let container = runtime.run(&bundle);
@@ -311,6 +317,61 @@ fn who_goes_past_the_libraries_is_held_all_the_same() {
         assert!(report.number("memory_total") > 4 * GIB, "the libraries were in the way: {way}");
         let used = node.used();
         assert!((776 * MIB..=1024 * MIB).contains(&used), "{way}: {used}");
+        drop(container);
+        node.eventually("its memory is gone", || node.used() == 0);
+    }
+}
+
+/// What is started inside without anything of the container's own environment, and in a container of its own.
+#[test]
+#[ignore = "needs root, runc, crun and dropbear: runs containers"]
+fn a_login_by_ssh_and_a_container_in_the_container_share_its_budget() {
+    if !ready() || !met(&[Need::Ssh]) {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Runc, "required");
+    let all = format!("{ATTACKER} {FILES} long --pieces 40 --driver {} </dev/null", driver_version());
+    let login = format!(
+        "mkdir -p -m 700 /tmp/keys /root/.ssh && cd /tmp/keys && dropbearkey -t ed25519 -f host >/dev/null 2>&1 && \
+         dropbearkey -t ed25519 -f user 2>/dev/null | grep ^ssh- >/root/.ssh/authorized_keys && \
+         dropbear -s -E -p 127.0.0.1:2222 -r host -P pid 2>log && \
+         dbclient -y -i user -p 2222 root@127.0.0.1 'env -i {all}' 2>>log || cat log"
+    );
+    let inner = json!({
+        "ociVersion": "1.0.2",
+        "process": {"args": ["/bin/sh", "-c", all], "cwd": "/", "env": ["PATH=/bin:/usr/bin"], "user": {"uid": 0, "gid": 0}},
+        "root": {"path": "/rootfs"},
+        "mounts": [],
+        "linux": {"namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}]}
+    });
+    let nested = "mount -t tmpfs none /sys/fs/cgroup && mkdir /rootfs && mount --rbind / /rootfs && \
+                  crun --cgroup-manager=disabled --root /tmp/crun run --bundle /inner inner";
+    for (what, script) in [("ssh", login.as_str()), ("nested", nested)] {
+        let bundle = node.bundle("1GiB", &format!("{script}; echo over; sleep 1000"));
+        let folder = bundle.path().join("inner");
+        fs::create_dir(&folder).expect("a folder");
+        fs::write(folder.join("config.json"), inner.to_string()).expect("a file");
+        let bundle = bundle.mount(
+            json!({"destination": "/inner", "type": "bind", "source": folder, "options": ["rbind", "rw"]}),
+        );
+        let bundle = bundle.edit(|spec| {
+            for set in ["bounding", "effective", "permitted"] {
+                spec["process"]["capabilities"][set]
+                    .as_array_mut()
+                    .expect("a list")
+                    .push(json!("CAP_SYS_ADMIN"));
+            }
+        });
+        let container = runtime.run(&bundle);
+        let is_over = || container.stdout().contains("over\n");
+        node.eventually("the program speaks", is_over);
+        let said = container.stdout();
+        assert!(
+            said.ends_with("got 16 pieces: Status(Status(81))\nover\n"),
+            "{what}: {said}{}",
+            container.stderr()
+        );
         drop(container);
         node.eventually("its memory is gone", || node.used() == 0);
     }
