@@ -10,8 +10,8 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use gpushare_config::{Config, OnCheating};
 use gpushare_inject::{
-    DriverLimiter, DriverLimits, MpsFolder, Region, SupervisorMode, can_supervise, is_served, one_line,
-    out_of_service,
+    DriverLimiter, DriverLimits, MpsFolder, Region, SupervisorMode, can_supervise, is_served, knows_driver,
+    one_line, out_of_service,
 };
 use gpushare_inventory::{Faults, Gpu, Node};
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
@@ -266,6 +266,7 @@ fn driver(config: &Config) -> Vec<Finding> {
     }
     findings.extend(driver_limit(config.driver_limits, &node.driver.version));
     findings.extend(supervisor(config.supervisor_mode, &config.paths.supervisor, &node));
+    findings.extend(bystanders(config, &node));
     findings.push(device_nodes(config, &node));
     findings.push(device_links(config));
     if let Ok(state) = StateFolder::open(&config.paths.state) {
@@ -307,6 +308,22 @@ fn supervisor(wanted: SupervisorMode, program: &Path, node: &Node) -> Option<Fin
             warning(check, format!("{why}; libraries hold the memory of shares"))
         }
         (SupervisorMode::Required, Err(why)) => failure(check, format!("{why}; every share is refused")),
+    })
+}
+
+/// Containers without a share, where the settings deny them the driver's calls.
+fn bystanders(config: &Config, node: &Node) -> Option<Finding> {
+    let check = "bystanders";
+    let driver = &node.driver.version;
+    config.denies_bystanders.then(|| {
+        if knows_driver(driver) {
+            ok(check, "the driver's calls fail in containers without a share (supervisor.bystanders)")
+        } else {
+            warning(
+                check,
+                format!("driver {driver} is not known; its calls do not fail in containers without a share"),
+            )
+        }
     })
 }
 

@@ -36,6 +36,8 @@ const DRIVER_LIMITS: [(&str, DriverLimits); 3] =
 /// Whether supervisors hold memory.
 const SUPERVISOR_MODES: [(&str, SupervisorMode); 3] =
     [("off", SupervisorMode::Off), ("auto", SupervisorMode::Auto), ("required", SupervisorMode::Required)];
+/// Whether calls to the driver fail in containers that have no device of it.
+const BYSTANDERS: [(&str, bool); 2] = [("allow", false), ("deny", true)];
 /// Whether MPS has a card for its server alone.
 const MPS_COMPUTE_MODE: [(&str, bool); 2] = [("exclusive", true), ("unchanged", false)];
 /// Whether a rule ends containers.
@@ -130,6 +132,7 @@ struct InjectSection {
 #[serde(default, deny_unknown_fields)]
 struct SupervisorSection {
     mode: String,
+    bystanders: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -344,6 +347,7 @@ impl File {
             )?,
             driver_limits: checked("inject.driver_limit", &self.inject.driver_limit, &DRIVER_LIMITS)?,
             supervisor_mode: checked("supervisor.mode", &self.supervisor.mode, &SUPERVISOR_MODES)?,
+            denies_bystanders: checked("supervisor.bystanders", &self.supervisor.bystanders, &BYSTANDERS)?,
             left_out: left_out(self.inject.leave_out)?,
             mps_is_exclusive: checked("mps.compute_mode", &self.mps.compute_mode, &MPS_COMPUTE_MODE)?,
             mounts: self.inject.mounts.into_iter().map(extra_mount).collect::<Result<_, _>>()?,

@@ -52,6 +52,8 @@ pub struct Config {
     pub denies_user_namespaces: bool,
     /// Whether supervisors hold the memory of containers with a share.
     pub supervisor_mode: SupervisorMode,
+    /// Whether calls to the driver fail in containers that ask for no share and have no device of it.
+    pub denies_bystanders: bool,
     /// Whether the driver limits containers with a share, too.
     pub driver_limits: DriverLimits,
     /// Whether `gpushare mps serve` sets a card's compute mode while MPS has it, so that the driver refuses

@@ -22,8 +22,9 @@ mod handed;
 mod previous_plan;
 mod seccomp;
 
+use driver::brings_gpus;
+pub(crate) use driver::is_nvidias_hook;
 pub use driver::take_out_driver;
-use driver::{brings_gpus, is_nvidias_hook};
 pub(crate) use foreign_devices::has_user_namespace;
 use foreign_devices::{denies_all, refuse_driver, refuse_other_gpus};
 pub use previous_plan::{lease_of_previous_plan, refuse_previous_plan};

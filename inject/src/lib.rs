@@ -9,6 +9,7 @@
 
 mod allocation;
 mod bundle;
+mod bystander;
 mod called;
 mod cdi;
 mod change;
@@ -50,6 +51,7 @@ pub use allocation::{
     AllocationError, Allocations, PodAllocation, Presence, known_allocation, look_up_allocation,
 };
 pub use bundle::{Bundle, BundleError};
+pub use bystander::is_bystander;
 pub use called::title;
 pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
 pub use change::{
@@ -84,7 +86,7 @@ pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
 pub use supervision::{
     Hindrance, Passed, Record, StartError, Supervised, Supervision, SupervisionError, SupervisorMode,
-    check_lease, decide, on_node as can_supervise, supervision,
+    check_lease, decide, knows_driver, on_node as can_supervise, supervision,
 };
 pub use sys::outlive_file_size_limit;
 pub use used::{MemoryUse, measured, open_measured, used};

@@ -193,13 +193,18 @@ fn hindrance(program: &Path, node: &Node, request: &Request, is_read: bool) -> O
     }
 }
 
+/// Whether the calls of this driver are known.
+pub fn knows_driver(version: &str) -> bool {
+    version.parse().ok().and_then(Era::for_version).is_some()
+}
+
 /// Checks that supervisors can hold containers of this node.
 ///
 /// # Errors
 /// What keeps them from it.
 pub fn on_node(program: &Path, node: &Node) -> Result<(), Hindrance> {
     let version = &node.driver.version;
-    if version.parse().ok().and_then(Era::for_version).is_none() {
+    if !knows_driver(version) {
         return Err(Hindrance::Driver(version.clone()));
     }
     if !node.divided.is_empty() {

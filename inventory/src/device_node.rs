@@ -94,6 +94,15 @@ pub(crate) fn majors(proc_root: &Path) -> Result<BTreeMap<String, u32>, NodeErro
     Ok(entries.collect())
 }
 
+/// Major numbers of all of the driver's character devices: GPUs, UVM, and those of MIG instances.
+///
+/// # Errors
+/// When `/proc/devices` cannot be read.
+pub fn nvidias_majors(proc_root: &Path) -> Result<Vec<u64>, NodeError> {
+    let named = majors(proc_root)?.into_iter().filter(|(name, _)| name.starts_with("nvidia"));
+    Ok(named.map(|(_, major)| major.into()).chain([MAJOR.into()]).collect())
+}
+
 pub(crate) fn device_node(dev_root: &Path, name: &str) -> Result<DeviceNode, NodeError> {
     let host_path = dev_root.join("dev").join(OsStr::new(name));
     let missing = || NodeError::NoDeviceNode { path: host_path.clone() };

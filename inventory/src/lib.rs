@@ -33,7 +33,7 @@ mod yaml;
 pub use capability::{Capabilities, Capability, CapabilityError};
 pub use cdi::{CdiDevice, cdi_devices};
 pub use device_files::{DeviceFile, DeviceFiles, FileState, Unregistered};
-pub use device_node::DeviceNode;
+pub use device_node::{DeviceNode, nvidias_majors};
 pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent, LeftOut};
 pub use error::{NodeError, SickGpu};
 pub use fault::{Faults, Xid, record_number};
@@ -41,7 +41,7 @@ pub use file_lease::{FileIdentity, NOBODYS, file_leases, flock_holder, open_now,
 pub use gpu::Gpu;
 pub use memory::DeviceMemory;
 pub use mig::{Instance, InstanceId, Profile, ProfileError};
-pub use node::{Node, SharedNodes};
+pub use node::{Node, SharedNodes, loaded_driver};
 pub use place::{Place, Way};
 pub use proc::{Information, ProcError, boot_id, driver_version, information, pci_address};
 pub use roots::Roots;

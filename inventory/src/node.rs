@@ -57,6 +57,13 @@ pub struct Node {
     roots: Roots,
 }
 
+/// The version of the driver that the kernel has loaded; `None` without one, or where its file is not as the
+/// driver writes it.
+pub fn loaded_driver(proc_root: &Path) -> Option<String> {
+    let text = proc::read(&proc_root.join("proc/driver/nvidia/version")).ok()?;
+    proc::driver_version(&text).map(str::to_owned)
+}
+
 impl Node {
     /// Reads the node. GPU memory stays unknown until [`Node::with_totals`].
     ///

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::args::{Args, Command};
 use crate::exec;
-use crate::supervised::{self, Filter};
+use crate::supervised::{self, Filter, around_bystander};
 
 const NO_RESTORE: &str = "a container with a share cannot be restored from a checkpoint, since its limits \
                           would not be applied; start it anew";
@@ -29,7 +29,7 @@ pub fn create(args: &Args, config: &Config, began: Instant) -> Result<Infallible
     let container = config.container(&json);
     if !is_request(&container, &config.request) {
         tracing::info!(container = args.id.as_deref(), "no request: it starts without a GPU of gpushare's");
-        return pass_on(&json, config, runtime).context(REFUSAL);
+        return pass_on(&json, config, runtime, around_bystander(&json, config)).context(REFUSAL);
     }
     let key = key(args)?;
     // After `create` the engine calls `delete`, which gives the share back. A hook would be one more process
@@ -58,7 +58,7 @@ pub fn restore(args: &Args, config: &Config) -> Result<Infallible> {
     if is_request(&config.container(&json), &config.request) {
         return Err(anyhow!(NO_RESTORE)).context(REFUSAL);
     }
-    pass_on(&json, config, exec::find(config)?).context(REFUSAL)
+    pass_on(&json, config, exec::find(config)?, Filter::None).context(REFUSAL)
 }
 
 /// `create` and `restore` with unusable settings. A bundle that asks for something gets the error `slip`; any
@@ -68,7 +68,7 @@ pub fn without_settings(args: &Args, config: &Config, slip: ConfigError) -> Resu
     if may_ask(&config.container(&json)) {
         return Err(slip.into());
     }
-    pass_on(&json, config, exec::find(config)?)
+    pass_on(&json, config, exec::find(config)?, Filter::None)
 }
 
 /// Whether some settings would find a request, valid or not, in this container. The default ones read every
@@ -79,9 +79,9 @@ fn may_ask(container: &Container) -> bool {
 
 /// Becomes the low-level runtime for a bundle that asks for nothing. A bundle that still has an earlier
 /// grant's edits is refused.
-fn pass_on(json: &Value, config: &Config, runtime: &Path) -> Result<Infallible> {
+fn pass_on(json: &Value, config: &Config, runtime: &Path, filter: Filter) -> Result<Infallible> {
     refuse_previous_plan(json, &config.paths.hook)?;
-    exec::low_level(runtime)
+    exec::low_level_under(runtime, filter)
 }
 
 fn open(args: &Args) -> Result<Bundle, BundleError> {

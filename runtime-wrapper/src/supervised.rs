@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::Config;
-use gpushare_inject::{Record, Supervised};
+use gpushare_inject::{Bundle, Record, Supervised, is_bystander};
 use gpushare_quota::{Lease, LeaseKey};
 use gpushare_supervisor::abi::Era;
 use gpushare_supervisor::filter::{denied, reported};
 use gpushare_supervisor::handover::{connect_to, hand_over};
 use gpushare_supervisor::sys::{install_with_listener, install_without_listener};
 use nix::errno::Errno;
+use serde_json::Value;
 
 use crate::args::Args;
 use crate::{create, exec, inherited};
@@ -33,6 +34,8 @@ pub enum Filter {
     },
     /// They fail.
     Denied,
+    /// They fail, where the kernel lets this process say so: for a container that asked for nothing.
+    DeniedIfPossible,
 }
 
 impl Filter {
@@ -46,6 +49,10 @@ impl Filter {
             Self::Denied => install_without_listener(&mut denied())
                 .map_err(io::Error::from)
                 .context("cannot deny the driver's calls"),
+            Self::DeniedIfPossible => {
+                let _ = install_without_listener(&mut denied()); // a plain user may not, and has no other's files
+                Ok(())
+            }
             Self::Reported { era, socket, or_denied } => {
                 let supervisor = match connect_to(&socket) {
                     Err(error) if or_denied => {
@@ -86,11 +93,17 @@ fn era(driver: &str) -> Result<&'static Era> {
     era.with_context(|| format!("the supervisor does not know driver {driver}"))
 }
 
+/// The filter around a container that asks for no share.
+pub fn around_bystander(json: &Value, config: &Config) -> Filter {
+    let denies = config.denies_bystanders && is_bystander(json, &config.roots);
+    if denies { Filter::DeniedIfPossible } else { Filter::None }
+}
+
 /// `exec`: a process in a container that a supervisor holds comes under the same one. Where that cannot be
 /// had, it gets no memory of a GPU.
 pub fn exec(args: &Args, config: &Config) -> Result<Infallible> {
-    let filter = filter_of(args, &config.paths.state);
-    if !matches!(filter, Filter::None) {
+    let filter = filter_of(args, config);
+    if matches!(filter, Filter::Reported { .. } | Filter::Denied) {
         config.log.start();
     }
     if matches!(filter, Filter::Denied) {
@@ -102,10 +115,11 @@ pub fn exec(args: &Args, config: &Config) -> Result<Infallible> {
     exec::low_level_under(exec::find(config)?, filter)
 }
 
-fn filter_of(args: &Args, state: &Path) -> Filter {
-    let denied_beside_others = || if Record::any(state, None) { Filter::Denied } else { Filter::None };
+fn filter_of(args: &Args, config: &Config) -> Filter {
+    let state = &config.paths.state;
+    let others = || if Record::any(state, None) { Filter::Denied } else { of_bystander(args, config) };
     // Runtimes may read such a line in another way, or take such an id for a path.
-    let Some(Ok(key)) = args.id.as_ref().map(|_| create::key(args)) else { return denied_beside_others() };
+    let Some(Ok(key)) = args.id.as_ref().map(|_| create::key(args)) else { return others() };
     match Record::of(state, &key) {
         Ok(Some(record)) => match era(&record.driver) {
             Ok(era) => Filter::Reported { era, socket: record.socket, or_denied: true },
@@ -114,11 +128,22 @@ fn filter_of(args: &Args, state: &Path) -> Filter {
         // One of this id is held below another root, which this one may be by another name.
         Ok(None) if Record::any(state, Some(&[&key.container])) => {
             let is_there = !key.root.is_empty() && Path::new(&key.root).join(&key.container).exists();
-            if is_there && !Record::is_at(state, &key) { Filter::None } else { Filter::Denied }
+            if is_there && !Record::is_at(state, &key) { of_bystander(args, config) } else { Filter::Denied }
         }
-        Ok(None) => Filter::None,
+        Ok(None) => of_bystander(args, config),
         Err(_) => Filter::Denied,
     }
+}
+
+/// The filter around a process that is added to a container which no supervisor holds. No record is kept of such a
+/// container: the runtime has its bundle.
+fn of_bystander(args: &Args, config: &Config) -> Filter {
+    if !config.denies_bystanders {
+        return Filter::None;
+    }
+    let bundle = exec::find(config).ok().and_then(|runtime| exec::bundle_of(runtime, args));
+    let json = bundle.and_then(|bundle| Bundle::open(&bundle, None).ok()?.json().ok());
+    json.map_or(Filter::DeniedIfPossible, |json| around_bystander(&json, config))
 }
 
 /// `checkpoint`: passed on, unless a supervisor holds the container, whose filter no checkpoint keeps.

@@ -22,9 +22,10 @@ fn a_container_without_a_request_runs_from_the_engines_own_bytes() {
     if !met(&[Need::Root, Need::Runc, Need::Crun, Need::Busybox]) {
         return;
     }
-    for low_level in LowLevel::ALL {
-        let node = SimulatedNode::one_gpu();
-        let runtime = Runtime::wrapped(low_level, &node);
+    let node = SimulatedNode::one_gpu();
+    for (low_level, bystanders) in LowLevel::ALL.into_iter().flat_map(|one| [(one, "allow"), (one, "deny")]) {
+        let settings = format!("{}\n[supervisor]\nbystanders = \"{bystanders}\"\n", low_level.settings());
+        let runtime = Runtime::with_config(low_level, &node.config_with(bystanders, &settings));
         for bundle in [
             Bundle::small(),
             Bundle::small().env("NVIDIA_VISIBLE_DEVICES", "void"),
@@ -33,14 +34,14 @@ fn a_container_without_a_request_runs_from_the_engines_own_bytes() {
             let bundle = bundle.args(&["/bin/sh", "-c", "echo out; echo err >&2; exit 3"]);
             let written = bundle.write();
             let container = runtime.run(&bundle);
-            assert_eq!(bundle.config_bytes(), written, "{low_level:?}");
-            assert!(container.wait_stopped(Duration::from_secs(20)), "{low_level:?}");
+            assert_eq!(bundle.config_bytes(), written, "{low_level:?} {bystanders}");
+            assert!(container.wait_stopped(Duration::from_secs(20)), "{low_level:?} {bystanders}");
             assert_eq!(
                 (container.stdout().as_str(), container.stderr().as_str()),
                 ("out\n", "err\n"),
-                "{low_level:?}"
+                "{low_level:?} {bystanders}"
             );
-            assert_eq!(leases(runtime.config()), [], "{low_level:?}");
+            assert_eq!(leases(runtime.config()), [], "{low_level:?} {bystanders}");
         }
     }
 }

@@ -160,7 +160,7 @@ fn forget(json: &mut Value, taken: &[PathBuf]) {
 
 /// Whether the hook runs one of NVIDIA's programs, by base name. They bring whole GPUs, or set up the
 /// driver's files that CDI mounted. With `ctr --gpus`, containerd runs NVIDIA's program.
-pub(super) fn is_nvidias_hook(hook: &Value) -> bool {
+pub(crate) fn is_nvidias_hook(hook: &Value) -> bool {
     match program(hook) {
         "nvidia-cdi-hook" => true,
         "nvidia-ctk" => matches!(verb(hook), Some("hook" | "cdi")),

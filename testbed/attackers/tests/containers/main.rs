@@ -231,6 +231,46 @@ fn what_no_supervisor_can_hold_is_refused_or_left_to_the_libraries() {
     }
 }
 
+/// A container without a share calls the driver by a file that it was handed. Where bystanders are denied its calls
+/// fail, and a container that may open GPUs goes on as before.
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_bystander_calls_no_driver_where_bystanders_are_denied() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    for low_level in LowLevel::ALL {
+        for (denies, may_open, gets) in [(true, false, false), (true, true, true), (false, false, true)] {
+            let what = format!("{low_level:?} {denies} {may_open}");
+            let runtime = node.runtime(low_level, "off");
+            let more = runtime.config().with_extension("toml.d").join("z.toml");
+            let setting = if denies { "deny" } else { "allow" };
+            fs::write(more, format!("[supervisor]\nbystanders = \"{setting}\"\n")).expect("a file");
+            let bundle = node.bundle("", &attack("long"));
+            let every = json!([{"allow": true, "access": "rwm"}]);
+            let bundle = if may_open { bundle.set("/linux/resources/devices", every) } else { bundle };
+            let container = runtime.run(&bundle);
+            let added = || {
+                let words =
+                    format!("{ATTACKER} {FILES} long --pieces 2 --driver {} </dev/null", driver_version());
+                container.exec(&["/bin/sh", "-c", &words])
+            };
+            assert_eq!(is_filtered(&container), !gets, "{what}");
+            if gets {
+                assert_eq!(said(&node, &container), "got 40 pieces: limit of pieces\n", "{what}");
+                assert_eq!(added().stdout, "got 2 pieces: limit of pieces\n", "{what}");
+            } else {
+                let refused = added();
+                assert!(refused.stderr.contains("ENOTTY"), "{what}: {}{}", refused.stdout, refused.stderr);
+                assert_eq!(node.used(), 0, "{what}");
+            }
+            drop(container);
+            node.eventually("its memory is gone", || node.used() == 0);
+        }
+    }
+}
+
 /// What an ordinary client of libcuda sees and gets in this container.
 fn client(container: &Container, sizes: &[&str]) -> Report {
     let mut words = vec!["/bin/gpushare-simulator".to_owned(), "probe".to_owned(), "--json".to_owned()];
