@@ -1,11 +1,15 @@
 //! Times system calls, alone or under a supervisor's filter: `gpushare-bench-calls FOLDER CALL [SOCKET]`. FOLDER has a
-//! resource manager's files. It prints the picoseconds of a call, one line for each round.
+//! resource manager's files. For a SOCKET of `-` calls are reported to a thread that lets each through at once, which is
+//! the kernel's part of it. It prints the picoseconds of a call, one line for each round.
 #![forbid(unsafe_code)]
 
 use std::env;
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +17,10 @@ use gpushare_manager_calls::{Client, SUBDEVICE};
 use gpushare_supervisor::abi::Era;
 use gpushare_supervisor::filter::reported;
 use gpushare_supervisor::handover::{connect_to, hand_over};
-use gpushare_supervisor::sys::{install_with_listener, install_without_listener};
+use gpushare_supervisor::journal::NOTIFICATION_WORDS;
+use gpushare_supervisor::sys::{
+    install_with_listener, install_without_listener, receive, send, set_synchronous,
+};
 use nix::libc::{BPF_K, BPF_RET, SECCOMP_RET_ALLOW, sock_filter};
 use nix::sys::termios::tcgetattr;
 use nix::unistd::getppid;
@@ -36,7 +43,11 @@ fn main() -> Result<()> {
     // Who has a filter of its own, as docker's containers have, pays for it with each call.
     let allows = sock_filter { code: u16::try_from(BPF_RET | BPF_K)?, jt: 0, jf: 0, k: SECCOMP_RET_ALLOW };
     install_without_listener(&mut [allows])?;
-    if let Some(socket) = rest.first() {
+    if rest.first().is_some_and(|socket| socket == "-") {
+        let (give, take) = channel();
+        let _unjoined = thread::spawn(move || take.recv().map(|listener| let_all_through(&listener)));
+        give.send(install_with_listener(&mut reported(era))?)?;
+    } else if let Some(socket) = rest.first() {
         let supervisor = connect_to(Path::new(socket)).context("the supervisor does not listen")?;
         let listener = install_with_listener(&mut reported(era))?;
         hand_over(&supervisor, listener)?;
@@ -85,6 +96,15 @@ fn main() -> Result<()> {
         other => bail!("there is no call {other}"),
     }
     Ok(())
+}
+
+/// Lets through what is reported, for as long as the process lives.
+fn let_all_through(listener: &OwnedFd) {
+    set_synchronous(listener.as_fd());
+    let mut notification = [0; NOTIFICATION_WORDS];
+    while receive(listener.as_fd(), &mut notification).is_ok() {
+        let _gone = send(listener.as_fd(), notification[0], None, true);
+    }
 }
 
 fn each(mut call: impl FnMut()) {
