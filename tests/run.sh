@@ -40,8 +40,8 @@ own=$(pwd)/tests
 
 run cargo test --no-fail-fast --doc --workspace --locked "${shims[@]}"
 
-# Most programs wait for daemons, nodes and each other more than they compute: two at once, the longest first. Scenarios
-# run one test at a time, and as root with mounts of their own, since some count the mounts that they see; tests beside
+# Most programs wait for daemons, nodes and each other more than they compute: two at once, the longest first. As root
+# each has mounts of its own, since some count the mounts that they see. Scenarios run one test at a time; tests beside
 # the code run as cargo runs them. A program's output comes in one piece, when it has ended.
 program() {
     local file=$1 folder name start=$SECONDS
@@ -49,8 +49,8 @@ program() {
     local how=("$file" $EVERYTHING)
     if [ "$folder" = "$OWN" ]; then
         how+=(--test-threads=1 --nocapture)
-        [ "$(id -u)" -ne 0 ] || how=(unshare --mount "${how[@]}")
     fi
+    [ "$(id -u)" -ne 0 ] || how=(unshare --mount "${how[@]}")
     (cd "$folder" && echo "== $folder: $name" && "${how[@]}") >"$LOGS/${file##*/}" 2>&1 </dev/null
     local status=$?
     echo "$((SECONDS - start)) s  $name" >>"$TIMES"
