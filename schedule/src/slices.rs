@@ -1,0 +1,173 @@
+//! How long the channel groups of containers without a window run at a stretch.
+//!
+//! The card gives each group its slice in turn. A container's part of a round is in proportion to its share, whatever
+//! number of groups it has; what the switches to its groups take is its own.
+
+use crate::{Card, Policy, Tenant};
+
+/// Microseconds of a round for each group that works.
+const FOR_EACH: u32 = 6_000;
+/// Groups of one container that lengthen the round: else its neighbours would wait for all of them.
+const MOST_COUNTED: u32 = 2;
+/// The longest round.
+const LONGEST: u32 = 30_000;
+/// What a switch to another group takes of the card's time.
+const SWITCH: u32 = 185;
+/// The shortest slice that a group runs for.
+const SHORTEST: u32 = 500;
+/// A slice of 100 that is asked for runs for so much.
+const RUNS_FOR: u32 = 102;
+/// After which time other groups of a container have their turn, where not all can run at once.
+const TURN: u64 = 100_000;
+/// What containers without a limit share at least, in per cent.
+const LEAST_LEFT: u32 = 5;
+/// A per cent of weight.
+const UNIT: u64 = 1_000;
+/// All of the time.
+const WHOLE: u64 = 100 * UNIT;
+
+/// Slices of one container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slices {
+    /// The slice of each of its groups, in microseconds as the card is asked for it.
+    pub slice: u32,
+    /// How many of its working groups run at a time. The others are stopped.
+    pub at_once: u32,
+}
+
+impl Slices {
+    /// Which of so many working groups run now where they cannot all run at once: the first one, and how many from there
+    /// on, counted in a circle.
+    pub fn turn(&self, groups: u32, now: u64) -> Option<(u32, u32)> {
+        if self.at_once >= groups {
+            return None;
+        }
+        let turns = now / TURN % u64::from(groups);
+        let first = turns * u64::from(self.at_once) % u64::from(groups);
+        Some((u32::try_from(first).unwrap_or(0), self.at_once))
+    }
+}
+
+impl Card<'_> {
+    /// The slices of the container of this lease; `None` for one with a window, or not there.
+    pub fn slices(&self, lease: i64) -> Option<Slices> {
+        let tenant = self.tenant(lease)?;
+        let sharing: Vec<&Tenant> =
+            self.tenants.iter().filter(|other| other.lease == lease || is_working(other)).collect();
+        let weights = weights(&sharing);
+        let own = sharing.iter().zip(&weights).find(|(other, _)| other.lease == lease)?.1.as_ref()?;
+        let with_slices = || sharing.iter().zip(&weights).filter(|(_, weight)| weight.is_some());
+        let groups: u32 = with_slices().map(|(other, _)| other.working.clamp(1, MOST_COUNTED)).sum();
+        let all: u64 = weights.iter().flatten().sum();
+        let round = groups.saturating_mul(FOR_EACH).min(LONGEST);
+        let part = u32::try_from(u64::from(round) * own / all.max(1)).unwrap_or(round);
+        let at_once = (part / (SHORTEST + SWITCH)).max(1);
+        let each = part / tenant.working.clamp(1, at_once);
+        let slice = (each.saturating_sub(SWITCH).max(SHORTEST) * 100).div_ceil(RUNS_FOR);
+        Some(Slices { slice, at_once })
+    }
+}
+
+/// The weights of containers that share a card's time by slices; `None` for one with a window.
+fn weights(sharing: &[&Tenant]) -> Vec<Option<u64>> {
+    let shares: u32 = sharing.iter().map(|tenant| promised(tenant)).sum();
+    let unlimited = sharing.iter().filter(|tenant| tenant.policy == Policy::Unlimited).count();
+    let left = 100u32.saturating_sub(shares).max(LEAST_LEFT);
+    let each_of_left = u64::from(left) * UNIT / u64::try_from(unlimited.max(1)).unwrap_or(1);
+    let plain = |tenant: &Tenant| match tenant.policy {
+        Policy::Burst { share, ceiling } if ceiling >= 100 => Some(u64::from(share) * UNIT),
+        Policy::Unlimited => Some(each_of_left),
+        _ => None,
+    };
+    let others: u64 = sharing.iter().filter_map(|tenant| plain(tenant)).sum();
+    let capped: u64 = sharing.iter().filter_map(|tenant| part_of_window(tenant)).sum();
+    // What is left to the others while all containers with a ceiling run.
+    let rest = WHOLE.saturating_sub(capped).max(WHOLE / 20);
+    let weight = |tenant: &&Tenant| match part_of_window(tenant) {
+        Some(part) => Some(if others > 0 { part * others / rest } else { part }),
+        None => plain(tenant),
+    };
+    sharing.iter().map(weight).collect()
+}
+
+/// What a container is promised, in per cent.
+fn promised(tenant: &Tenant) -> u32 {
+    match tenant.policy {
+        Policy::Burst { share, .. } => share,
+        _ => 0,
+    }
+}
+
+/// What a container with a ceiling needs of the time in which it may run at all, to come to its share.
+fn part_of_window(tenant: &Tenant) -> Option<u64> {
+    match tenant.policy {
+        Policy::Burst { share, ceiling } if ceiling < 100 => {
+            Some((u64::from(share) * WHOLE / u64::from(ceiling.max(1))).min(WHOLE))
+        }
+        _ => None,
+    }
+}
+
+fn is_working(tenant: &Tenant) -> bool {
+    tenant.is_present && tenant.working > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Frame;
+
+    fn burst(lease: i64, share: u32, working: u32) -> Tenant {
+        Tenant { lease, policy: Policy::Burst { share, ceiling: 100 }, is_present: true, working }
+    }
+
+    fn slices(tenants: &[Tenant]) -> Vec<(u32, u32)> {
+        let card = Card { frame: Frame::SHORT, tenants };
+        tenants.iter().filter_map(|one| card.slices(one.lease)).map(|one| (one.slice, one.at_once)).collect()
+    }
+
+    #[test]
+    fn a_round_is_divided_by_shares_and_each_pays_its_own_switches() {
+        // 12 ms: 3.6 and 8.4, less a switch.
+        assert_eq!(slices(&[burst(1, 30, 1), burst(2, 70, 1)]), [(3349, 5), (8054, 12)]);
+        // Two groups of one container share its part; more lengthen the round no further.
+        let two = slices(&[burst(1, 30, 1), burst(2, 70, 2)]);
+        let eight = slices(&[burst(1, 30, 1), burst(2, 70, 8)]);
+        assert_eq!((two[0], eight[0]), ((5113, 7), (5113, 7)));
+        assert_eq!(two[1].0, (6300 - 185) * 100 / 102 + 1);
+        assert_eq!(eight[1], ((12_600 / 8 - 185) * 100 / 102 + 1, 18));
+    }
+
+    #[test]
+    fn who_has_more_groups_than_slices_lets_them_take_turns() {
+        let slices = slices(&[burst(1, 30, 16), burst(2, 70, 1)]);
+        // 30 per cent of 18 ms are seven slices of half a millisecond.
+        assert_eq!(slices[0].1, 7);
+        let card = Slices { slice: 500, at_once: 7 };
+        let mut seen = [0; 16];
+        for turn in 0..16 {
+            let (first, count) = card.turn(16, turn * TURN).unwrap();
+            (first..first + count).for_each(|group| seen[group as usize % 16] += 1);
+        }
+        assert!(seen.iter().all(|turns| *turns == 7), "{seen:?}");
+        assert_eq!(card.turn(7, 5 * TURN), None);
+    }
+
+    #[test]
+    fn who_does_not_work_takes_nothing_and_who_has_no_limit_what_is_left() {
+        let idle = Tenant { working: 0, ..burst(2, 70, 1) };
+        assert_eq!(slices(&[burst(1, 30, 1), idle])[0], slices(&[burst(1, 30, 1)])[0]);
+        let free = |lease| Tenant { policy: Policy::Unlimited, ..burst(lease, 0, 1) };
+        let three = slices(&[burst(1, 60, 1), free(2), free(3)]);
+        assert_eq!(three[1], three[2]);
+        assert_eq!(three[1].0, (18_000 / 5 - 185) * 100 / 102 + 1);
+    }
+
+    #[test]
+    fn within_a_ceiling_the_weight_is_larger() {
+        // Half of the time in its window, and so as much as the other one.
+        let capped = Tenant { policy: Policy::Burst { share: 30, ceiling: 60 }, ..burst(1, 0, 1) };
+        let both = slices(&[capped, burst(2, 70, 1)]);
+        assert_eq!(both[0], both[1]);
+    }
+}

@@ -1,0 +1,251 @@
+//! When a container runs, and when it is stopped.
+//!
+//! In the window of a container that is present everybody else is stopped. The rest of a frame belongs to the
+//! containers without a window: one with a window is a guarantee and a cap.
+
+use crate::frame::{Piece, Place};
+use crate::{Card, Policy, Tenant};
+
+/// How long before its time a container is started that follows another one, in microseconds: the stop of whoever leaves
+/// and the start overlap then, and the card is idle between them for no longer than it switches. One that follows nobody
+/// would get more than its share by it.
+const EARLY: u32 = 300;
+/// What a call that stops channels takes, in microseconds.
+const STOP: u32 = 500;
+
+/// What a container does now, and until when that is so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Whether its channels run.
+    pub runs: bool,
+    /// When to ask again, at the latest.
+    pub until: u64,
+}
+
+/// What a container ran past its windows, which is taken off its next ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrun {
+    owed: u64,
+    /// The frame in which it paid last, and what.
+    paid: Option<(u64, u32)>,
+}
+
+impl Overrun {
+    /// Adds microseconds that it ran outside of its windows, for whatever reason.
+    pub fn add(&mut self, micros: u64) {
+        self.owed = self.owed.saturating_add(micros);
+    }
+
+    /// What it pays in this frame: at most half of its window.
+    fn pays(&mut self, frame: u64, window: u32) -> u32 {
+        match self.paid {
+            Some((paid, now)) if paid == frame => now,
+            _ => {
+                let now = u32::try_from(self.owed).unwrap_or(u32::MAX).min(window / 2);
+                self.owed -= u64::from(now);
+                self.paid = Some((frame, now));
+                now
+            }
+        }
+    }
+}
+
+impl Card<'_> {
+    /// What the container of this lease does at `now`, a moment of the clock that frames are counted by. It takes
+    /// `calls` calls to stop it, each for up to 64 channels.
+    pub fn stretch(&self, lease: i64, now: u64, calls: u32, overrun: &mut Overrun) -> Stretch {
+        let (number, at) = self.frame.position(now);
+        let begin = now - u64::from(at);
+        let next = begin + u64::from(self.frame.length());
+        let Some(tenant) = self.tenant(lease) else { return Stretch { runs: true, until: next } };
+        let mut pieces = self.allowed(tenant);
+        let is_all = pieces == [Piece { start: 0, length: self.frame.length() }];
+        if is_all {
+            return Stretch { runs: true, until: next };
+        }
+        if let Policy::Fixed(place) = &tenant.policy {
+            shorten(&mut pieces, overrun.pays(number, place.iter().map(|piece| piece.length).sum()));
+        }
+        let lead = calls.saturating_sub(1).saturating_mul(STOP);
+        let runs: Vec<(u32, u32)> = pieces.iter().map(|piece| self.run(tenant, *piece, lead)).collect();
+        // One that begins early may do so in the frame before.
+        let length = self.frame.length();
+        for (start, end) in &runs {
+            for (start, end) in [(*start, *end), (start.saturating_sub(length), end.saturating_sub(length))] {
+                if (start..end).contains(&at) {
+                    return Stretch { runs: true, until: begin + u64::from(end) };
+                }
+            }
+        }
+        let starts = runs.iter().flat_map(|(start, _)| [*start, start.wrapping_sub(length)]);
+        let next_start = starts.filter(|start| (at + 1..=length).contains(start)).min().unwrap_or(length);
+        Stretch { runs: false, until: begin + u64::from(next_start) }
+    }
+
+    /// When the calls for this piece are made: its start and its end, both counted from one frame on.
+    fn run(&self, tenant: &Tenant, piece: Piece, lead: u32) -> (u32, u32) {
+        let length = self.frame.length();
+        let end = piece.end().saturating_sub(lead.min(piece.length / 2));
+        let leaves = |other: &Tenant| {
+            other.lease != tenant.lease
+                && other.is_present
+                && self.allowed(other).iter().any(|one| one.end() % length == piece.start % length)
+        };
+        if !self.tenants.iter().any(leaves) {
+            return (piece.start, end);
+        }
+        // Counted from the frame before, so that nothing is negative.
+        if piece.start < EARLY {
+            return (piece.start + length - EARLY, end + length);
+        }
+        (piece.start - EARLY, end)
+    }
+
+    /// The stretches of a frame in which a container may run.
+    fn allowed(&self, tenant: &Tenant) -> Vec<Piece> {
+        match &tenant.policy {
+            Policy::Fixed(place) => place.clone(),
+            Policy::Burst { ceiling, .. } => beginning(self.left(), *ceiling),
+            Policy::Unlimited => self.left(),
+        }
+    }
+
+    /// What the windows of those that are present leave.
+    fn left(&self) -> Place {
+        let windows =
+            self.tenants.iter().filter(|tenant| tenant.is_present).filter_map(|tenant| {
+                match &tenant.policy {
+                    Policy::Fixed(place) => Some(place),
+                    _ => None,
+                }
+            });
+        self.frame.free(&windows.flatten().copied().collect::<Vec<_>>())
+    }
+}
+
+/// The first `percent` of the time in these pieces.
+fn beginning(pieces: Vec<Piece>, percent: u32) -> Vec<Piece> {
+    let all: u32 = pieces.iter().map(|piece| piece.length).sum();
+    let mut rest = u32::try_from(u64::from(all) * u64::from(percent.min(100)) / 100).unwrap_or(all);
+    let cut = pieces.into_iter().map(|piece| {
+        let length = piece.length.min(rest);
+        rest -= length;
+        Piece { length, ..piece }
+    });
+    cut.filter(|piece| piece.length > 0).collect()
+}
+
+/// Takes so much off the ends of the pieces, from the last one on.
+fn shorten(pieces: &mut Place, by: u32) {
+    let mut rest = by;
+    for piece in pieces.iter_mut().rev() {
+        let now = rest.min(piece.length);
+        piece.length -= now;
+        rest -= now;
+    }
+    pieces.retain(|piece| piece.length > 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Frame;
+
+    const FRAME: Frame = Frame::SHORT;
+
+    fn fixed(lease: i64, start: u32, length: u32) -> Tenant {
+        Tenant { lease, policy: Policy::Fixed(vec![Piece { start, length }]), is_present: true, working: 1 }
+    }
+
+    fn burst(lease: i64, ceiling: u32) -> Tenant {
+        Tenant { lease, policy: Policy::Burst { share: 30, ceiling }, is_present: true, working: 1 }
+    }
+
+    /// When the container's calls are made within two frames, as `(time, runs)`.
+    fn calls(tenants: &[Tenant], lease: i64) -> Vec<(u64, bool)> {
+        let card = Card { frame: FRAME, tenants };
+        let (mut now, mut before) = (0, None);
+        let mut calls = Vec::new();
+        while now < 100_000 {
+            let stretch = card.stretch(lease, now, 1, &mut Overrun::default());
+            assert!(stretch.until > now, "{stretch:?} at {now}");
+            if before != Some(stretch.runs) {
+                calls.push((now, stretch.runs));
+            }
+            before = Some(stretch.runs);
+            now = stretch.until;
+        }
+        calls
+    }
+
+    #[test]
+    fn a_lone_container_runs_in_its_window_and_starts_when_it_begins() {
+        let tenants = [fixed(1, 10_000, 15_000)];
+        assert_eq!(
+            calls(&tenants, 1),
+            [(0, false), (10_000, true), (25_000, false), (60_000, true), (75_000, false)]
+        );
+    }
+
+    #[test]
+    fn adjacent_windows_overlap_by_the_early_start() {
+        let tenants = [fixed(1, 0, 15_000), fixed(2, 15_000, 35_000)];
+        assert_eq!(
+            calls(&tenants, 1),
+            [(0, true), (15_000, false), (49_700, true), (65_000, false), (99_700, true)]
+        );
+        assert_eq!(calls(&tenants, 2), [(0, false), (14_700, true), (50_000, false), (64_700, true)]);
+    }
+
+    #[test]
+    fn a_window_of_who_is_not_there_belongs_to_those_without_one() {
+        let mut tenants = vec![fixed(1, 0, 15_000), burst(2, 100)];
+        assert_eq!(calls(&tenants, 2), [(0, false), (14_700, true), (50_000, false), (64_700, true)]);
+        tenants[0].is_present = false;
+        assert_eq!(calls(&tenants, 2), [(0, true)]);
+        // Who has a window keeps to it, and follows those without one.
+        tenants.push(fixed(3, 15_000, 10_000));
+        assert_eq!(
+            calls(&tenants, 3),
+            [(0, false), (14_700, true), (25_000, false), (64_700, true), (75_000, false)]
+        );
+        assert_eq!(
+            calls(&tenants, 2),
+            [(0, true), (15_000, false), (24_700, true), (65_000, false), (74_700, true)]
+        );
+    }
+
+    #[test]
+    fn a_ceiling_is_a_part_of_what_windows_leave() {
+        let alone = [burst(1, 60)];
+        assert_eq!(calls(&alone, 1), [(0, true), (30_000, false), (50_000, true), (80_000, false)]);
+        let beside = [fixed(1, 0, 25_000), burst(2, 60)];
+        assert_eq!(
+            calls(&beside, 2),
+            [(0, false), (24_700, true), (40_000, false), (74_700, true), (90_000, false)]
+        );
+    }
+
+    #[test]
+    fn what_one_ran_past_its_window_is_paid_by_itself_and_not_in_one_piece() {
+        let tenants = [fixed(1, 0, 10_000)];
+        let card = Card { frame: FRAME, tenants: &tenants };
+        let mut overrun = Overrun::default();
+        overrun.add(7_000);
+        let ends: Vec<u64> =
+            (0..4).map(|frame| card.stretch(1, frame * 50_000, 1, &mut overrun).until % 50_000).collect();
+        assert_eq!(ends, [5_000, 8_000, 10_000, 10_000]);
+        // Asked again in the same frame it is the same.
+        overrun.add(1_000);
+        assert_eq!(card.stretch(1, 200_000, 1, &mut overrun).until, 209_000);
+        assert_eq!(card.stretch(1, 204_000, 1, &mut overrun).until, 209_000);
+    }
+
+    #[test]
+    fn who_needs_many_calls_to_be_stopped_begins_earlier() {
+        let tenants = [fixed(1, 0, 10_000)];
+        let card = Card { frame: FRAME, tenants: &tenants };
+        assert_eq!(card.stretch(1, 0, 8, &mut Overrun::default()).until, 6_500);
+        assert_eq!(card.stretch(1, 0, 800, &mut Overrun::default()).until, 5_000, "half of it at most");
+    }
+}
