@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect,
@@ -41,8 +42,19 @@ pub fn send_word(to: impl AsFd) -> io::Result<()> {
 fn send(to: impl AsFd, message: &[ControlMessage]) -> io::Result<()> {
     let to = to.as_fd().as_raw_fd();
     let flags = MsgFlags::MSG_NOSIGNAL;
-    sendmsg::<UnixAddr>(to, &[IoSlice::new(&WORD)], message, flags, None)?;
+    uninterrupted(|| sendmsg::<UnixAddr>(to, &[IoSlice::new(&WORD)], message, flags, None))?;
     Ok(())
+}
+
+/// Does something until no signal interrupts it: with a time limit on the socket the kernel begins nothing anew by
+/// itself, not even after a stop.
+fn uninterrupted<T>(mut what: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match what() {
+            Err(Errno::EINTR) => {}
+            done => return done,
+        }
+    }
 }
 
 /// Receives a word, and the descriptor that came with it.
@@ -50,21 +62,24 @@ fn send(to: impl AsFd, message: &[ControlMessage]) -> io::Result<()> {
 /// # Errors
 /// As recvmsg(2); `UnexpectedEof` if the other end is closed.
 pub fn receive_descriptor(from: impl AsFd) -> io::Result<Option<OwnedFd>> {
-    let mut word = [0; 1];
-    let mut room = nix::cmsg_space!(RawFd);
-    let mut parts = [IoSliceMut::new(&mut word)];
     let from = from.as_fd().as_raw_fd();
-    let message = recvmsg::<UnixAddr>(from, &mut parts, Some(&mut room), MsgFlags::MSG_CMSG_CLOEXEC)?;
-    if message.bytes == 0 {
+    let (bytes, descriptor) = uninterrupted(|| {
+        let mut word = [0; 1];
+        let mut room = nix::cmsg_space!(RawFd);
+        let mut parts = [IoSliceMut::new(&mut word)];
+        let message = recvmsg::<UnixAddr>(from, &mut parts, Some(&mut room), MsgFlags::MSG_CMSG_CLOEXEC)?;
+        let descriptors = message.cmsgs()?.filter_map(|one| match one {
+            ControlMessageOwned::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        // All are taken over, so that none stays open by mistake.
+        let mut descriptors: Vec<OwnedFd> = descriptors.flatten().map(owned).collect();
+        Ok((message.bytes, descriptors.pop()))
+    })?;
+    if bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let descriptors = message.cmsgs()?.filter_map(|one| match one {
-        ControlMessageOwned::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    // All are taken over, so that none stays open by mistake.
-    let mut descriptors: Vec<OwnedFd> = descriptors.flatten().map(owned).collect();
-    Ok(descriptors.pop())
+    Ok(descriptor)
 }
 
 /// A connection to the supervisor that listens at `path`.
@@ -77,7 +92,7 @@ pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     // Whoever listens may be stopped, and the engine's call must not wait for ever.
     setsockopt(&connection, ReceiveTimeout, &PATIENCE)?;
     setsockopt(&connection, SendTimeout, &PATIENCE)?;
-    at_path(path, |address| Ok(connect(connection.as_raw_fd(), address)?))?;
+    at_path(path, |address| Ok(uninterrupted(|| connect(connection.as_raw_fd(), address))?))?;
     Ok(connection)
 }
 
