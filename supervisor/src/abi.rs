@@ -210,6 +210,26 @@ pub mod memory {
     pub const PIECE: u64 = 64 << 10;
 }
 
+/// NV2080_CTRL_GPU_GET_PIDS: which processes use a GPU.
+pub mod pids {
+    /// NV2080_CTRL_CMD_GPU_GET_PIDS.
+    pub const COMMAND: u32 = 0x2080_018d;
+    /// Size of its parameters.
+    pub const SIZE: usize = 3812;
+    /// idType, u32: what `id` is.
+    pub const ID_TYPE: usize = 0;
+    /// NV2080_CTRL_GPU_GET_PIDS_ID_TYPE_CLASS.
+    pub const OF_CLASS: u32 = 0;
+    /// id, u32: of [`Class::SUBDEVICE`](super::Class::SUBDEVICE) all processes that use the GPU.
+    pub const ID: usize = 4;
+    /// pidTblCount, u32.
+    pub const COUNT: usize = 8;
+    /// pidTbl: u32 each, in the asking task's namespace.
+    pub const TABLE: usize = 12;
+    /// How many processes one answer names.
+    pub const MOST: usize = 950;
+}
+
 /// NV2080_CTRL_GPU_GET_PID_INFO: what RM counts for processes on one GPU.
 pub mod pid_info {
     /// NV2080_CTRL_CMD_GPU_GET_PID_INFO.

@@ -133,8 +133,6 @@ pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     pub manager: M,
     /// The container's processes.
     pub processes: P,
-    /// Pids of the processes that other supervisors of this node know.
-    pub elsewhere: Box<dyn Fn() -> Vec<u32> + Send>,
     passing: Vec<Passing>,
     /// When RM's figures should be looked at, by the clock of [`Call::at`].
     look_at: Option<u64>,
@@ -164,7 +162,6 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             journal,
             manager,
             processes,
-            elsewhere: Box::new(Vec::new),
             passing: Vec::new(),
             look_at: None,
             blind: [false; MOST_GPUS],
@@ -269,12 +266,16 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    fn own_handle(&mut self) -> u32 {
+    fn random(&mut self) -> u64 {
         // xorshift64 (Marsaglia, 2003).
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let [_, low, middle, high, ..] = self.random.to_le_bytes();
+        self.random
+    }
+
+    fn own_handle(&mut self) -> u32 {
+        let [_, low, middle, high, ..] = self.random().to_le_bytes();
         OWN_HANDLES | u32::from_le_bytes([low, middle, high, 0])
     }
 

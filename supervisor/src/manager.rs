@@ -3,8 +3,8 @@
 use nix::errno::Errno;
 
 use crate::abi::{
-    Class, Era, Status, alloc, control, device_ids, framebuffer_info, free, gid_info, number, pid_info, put,
-    u32_at, u64_at,
+    Class, Era, Status, alloc, control, device_ids, framebuffer_info, free, gid_info, number, pid_info, pids,
+    put, u32_at, u64_at,
 };
 
 /// Bytes that an address in a call's structure leads to.
@@ -103,6 +103,16 @@ impl<F> Subdevice<'_, F> {
             }
         }
         Some(figures)
+    }
+
+    /// The processes that use the subdevice's GPU, as far as one answer names them; `None` if RM does not say.
+    pub fn processes<M: Manager<File = F>>(&self, manager: &mut M) -> Option<Vec<u32>> {
+        let mut parameters = vec![0; pids::SIZE];
+        put(&mut parameters, pids::ID_TYPE, &pids::OF_CLASS.to_ne_bytes());
+        put(&mut parameters, pids::ID, &Class::SUBDEVICE.0.to_ne_bytes());
+        self.control(manager, pids::COMMAND, &mut parameters)?;
+        let count = (u32_at(&parameters, pids::COUNT) as usize).min(pids::MOST);
+        Some((0..count).map(|at| u32_at(&parameters, pids::TABLE + 4 * at)).collect())
     }
 
     /// Bytes of the GPU that are in use, by whomever; `None` if RM does not say.

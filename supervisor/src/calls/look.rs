@@ -20,8 +20,9 @@ pub struct Race {
     pub is_above: bool,
 }
 
-/// How often the card's use is compared before anything counts as gone.
-const LOOKS: usize = 3;
+/// How many questions are asked before anything counts as gone: who does not know their order guesses it once in 2^30
+/// times.
+const QUESTIONS: usize = 32;
 
 fn total(figures: &[(u32, Figure)]) -> u64 {
     figures.iter().map(|(_, figure)| figure.owned()).fold(0, u64::saturating_add)
@@ -67,7 +68,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     fn race(&mut self, gpu: Gpu, figures: &[(u32, Figure)]) -> Option<Race> {
         let mut more = total(figures).saturating_sub(self.books.sums(gpu).counted());
         if more > 0 {
-            let again = self.ask_all(gpu, &[], None)?;
+            let again = self.ask_all(gpu, None)?;
             more = total(&again).saturating_sub(self.books.sums(gpu).counted());
         }
         if more == 0 {
@@ -98,7 +99,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 continue;
             }
             // RM says nothing of a GPU that nobody uses.
-            let counted = self.ask_all(gpu, &[], None).map_or(0, |figures| total(&figures));
+            let counted = self.ask_all(gpu, None).map_or(0, |figures| total(&figures));
             self.budget.set(gpu, counted.min(self.budget.own(gpu)));
             left = left.saturating_add(counted);
         }
@@ -108,7 +109,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// Before a refusal: takes off the books what is gone from the card.
     ///
     /// What the card has in use cannot be less than what RM counts for everybody and what is orphaned. Where it is,
-    /// that much of the orphaned is gone. Processes that are not asked for only make the use seem larger.
+    /// that much of the orphaned is gone. What RM counts for nobody only makes the use seem larger.
     pub(super) fn mend(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
         let known = self.processes.known();
         let _ = self.settle(gpu, &known, asked);
@@ -122,26 +123,41 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if orphaned == 0 {
             return;
         }
-        let others = (self.elsewhere)();
-        // Others allocate and free meanwhile: the smallest of several differences counts.
-        let gone = (0..LOOKS).map(|_| self.gone(gpu, orphaned, &others, asked)).min().unwrap_or(0);
+        let gone = self.gone(gpu, asked).unwrap_or(0);
         let _ = self.books.set_orphaned(gpu, orphaned - gone.min(orphaned));
         self.settle_budget(gpu);
     }
 
-    /// How much of the orphaned bytes the card's use proves to be gone.
-    fn gone(
-        &mut self,
-        gpu: Gpu,
-        orphaned: u64,
-        others: &[u32],
-        asked: Option<(u32, &Call, &M::File)>,
-    ) -> u64 {
-        let before = self.used(gpu, asked);
-        let figures = self.ask_all(gpu, others, asked);
-        let after = self.used(gpu, asked);
-        let (Some(before), Some(figures), Some(after)) = (before, figures, after) else { return 0 };
-        total(&figures).saturating_add(orphaned).saturating_sub(before.max(after))
+    /// How much of the orphaned bytes the card's use proves to be gone; `None` where RM does not say.
+    ///
+    /// Others allocate and free meanwhile, and may do so in step with these questions: what one holds at each question
+    /// for figures and at none for the card's use would pass for something that is gone. So the order of the
+    /// questions is random, each process counts with its smallest figure, and the card with its largest use.
+    fn gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<u64> {
+        let orphaned = self.books.sums(gpu).orphaned;
+        let mut pids = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager))?;
+        pids.extend(self.pids());
+        pids.sort_unstable();
+        pids.dedup();
+        let mut used = self.used(gpu, asked)?;
+        let mut owned: Vec<u64> = vec![u64::MAX; pids.len()];
+        for question in 0..QUESTIONS {
+            // Of figures at least once, of the use last.
+            let is_of_use = question > 0 && (question == QUESTIONS - 1 || self.random() >> 32 & 1 == 0);
+            if is_of_use {
+                used = used.max(self.used(gpu, asked)?);
+            } else {
+                let figures = self.ask(gpu, &pids, &[], asked)?;
+                let least = owned.iter_mut().zip(figures);
+                least.for_each(|(least, (_, figure))| *least = (*least).min(figure.owned()));
+            }
+            let all = owned.iter().fold(0, |all: u64, one| all.saturating_add(*one));
+            let gone = all.saturating_add(orphaned).saturating_sub(used);
+            if gone == 0 || question == QUESTIONS - 1 {
+                return Some(gone);
+            }
+        }
+        None
     }
 
     /// Asks for the processes `known`. Where RM counts less than the books do, clients ended with their files: as much leaves
@@ -154,7 +170,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
         let ended = ended(known);
-        let figures = self.ask(gpu, known.iter().map(|(pid, _)| *pid).collect(), &[], asked);
+        let pids: Vec<u32> = known.iter().map(|(pid, _)| *pid).collect();
+        let figures = self.ask(gpu, &pids, &[], asked);
         let sums = self.books.sums(gpu);
         // A GPU that RM says nothing of may not be in use at all.
         self.blind[gpu] = figures.is_none() && sums.counted() > 0;
@@ -198,18 +215,13 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         orphaned
     }
 
-    /// RM's figures on a GPU of all processes, and of others.
+    /// RM's figures on a GPU of all of the container's processes.
     pub(super) fn ask_all(
         &mut self,
         gpu: Gpu,
-        others: &[u32],
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
-        let mut pids = self.pids();
-        pids.extend(others);
-        pids.sort_unstable();
-        pids.dedup();
-        self.ask(gpu, pids, &[], asked)
+        self.ask_all_but(gpu, &[], asked)
     }
 
     /// As [`Self::ask_all`], through objects that are not in `freed`.
@@ -220,7 +232,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
         let pids = self.pids();
-        self.ask(gpu, pids, freed, asked)
+        self.ask(gpu, &pids, freed, asked)
     }
 
     fn pids(&self) -> Vec<u32> {
@@ -230,13 +242,13 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     fn ask(
         &mut self,
         gpu: Gpu,
-        pids: Vec<u32>,
+        pids: &[u32],
         freed: &[Object],
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
         let figures =
-            self.through(gpu, freed, asked, |subdevice, manager| subdevice.figures(manager, &pids))?;
-        Some(pids.into_iter().zip(figures).collect())
+            self.through(gpu, freed, asked, |subdevice, manager| subdevice.figures(manager, pids))?;
+        Some(pids.iter().copied().zip(figures).collect())
     }
 
     fn used(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<u64> {

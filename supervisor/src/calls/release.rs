@@ -77,8 +77,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let tree = self.books.tree(client, handle);
         let asked = Some((client, call, file));
         let gpus: Vec<Gpu> = self.budget.gpus().filter(|gpu| self.is_concerned(&tree, *gpu)).collect();
-        let before: Vec<_> =
-            gpus.iter().map(|gpu| self.ask_all(*gpu, &[], asked).filter(|_| can_tell)).collect();
+        let before: Vec<_> = gpus.iter().map(|gpu| self.ask_all(*gpu, asked).filter(|_| can_tell)).collect();
         let status = perform(self)?;
         if status != Status::OK {
             return Ok(status);

@@ -4,6 +4,7 @@ mod node;
 mod survival;
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use node::{MIB, Node, has_fuse};
 
@@ -101,6 +102,26 @@ fn memory_that_is_freed_can_be_had_again() {
     let held = node.attack(&["rounds", "--pieces", "500"]);
     assert_eq!(held.said, "got 500 pieces: limit of pieces, then 2 at once\n");
     assert_eq!(node.used(), 128 * MIB);
+}
+
+/// What a neighbour holds for moments only may pass for memory that is gone from the card.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn a_neighbour_that_comes_and_goes_frees_nothing_that_is_still_held() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(256 * MIB);
+    // They go past the supervisor, as programs of other runtimes do.
+    let _neighbours =
+        [0; 2].map(|_| node.bare_unread(&["rounds", "--piece", "1048576", "--pieces", "1000000"]));
+    let held = node.attack(&["export", "--pieces", "40"]);
+    assert_eq!(held.said, "got 4 pieces: Status(Status(81))\n");
+    let until = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        assert!(node.charged() >= 256 * MIB, "{} {}", node.charged(), node.figures());
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

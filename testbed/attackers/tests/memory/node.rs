@@ -88,7 +88,12 @@ impl Node {
 
     /// Starts it without a filter.
     pub fn attack_bare(&self, words: &[&str]) -> Attack {
-        self.started(Command::new(env!("CARGO_BIN_EXE_attacker")), words).heard()
+        self.bare_unread(words).heard()
+    }
+
+    /// The same, without waiting for what it says.
+    pub fn bare_unread(&self, words: &[&str]) -> Attack {
+        self.started(Command::new(env!("CARGO_BIN_EXE_attacker")), words)
     }
 
     pub fn started(&self, mut command: Command, words: &[&str]) -> Attack {

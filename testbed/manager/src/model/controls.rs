@@ -1,13 +1,15 @@
 //! Control calls: questions about GPUs and processes, exports, and channels that are stopped.
 
+use std::collections::BTreeSet;
+
 use gpushare_supervisor::abi::{
-    Class, Kind, Status, channels, control, device_ids, framebuffer_info, gid_info, pid_info, put, u32_at,
-    u64_at,
+    Class, Kind, Status, channels, control, device_ids, framebuffer_info, gid_info, pid_info, pids, put,
+    u32_at, u64_at,
 };
 
 use super::{
-    Caller, EXPORT_FD, EXPORT_OBJECT, EXPORT_SIZE, EXPORT_TO_FD, Manager, Memory, NOT_FOUND, NOT_SUPPORTED,
-    ReadError, set,
+    Caller, Client, EXPORT_FD, EXPORT_OBJECT, EXPORT_SIZE, EXPORT_TO_FD, Manager, Memory, NOT_FOUND,
+    NOT_SUPPORTED, ReadError, set,
 };
 
 impl Manager {
@@ -23,6 +25,7 @@ impl Manager {
         let address = u64_at(structure, control::PARAMETERS);
         let wanted = match command {
             pid_info::COMMAND => pid_info::SIZE,
+            pids::COMMAND => pids::SIZE,
             framebuffer_info::COMMAND => self.era.framebuffer_info,
             gid_info::COMMAND => gid_info::SIZE,
             EXPORT_TO_FD => EXPORT_SIZE,
@@ -96,6 +99,19 @@ impl Manager {
 
     fn answer(&self, command: u32, gpu: usize, parameters: &mut [u8]) {
         match command {
+            pids::COMMAND => {
+                let uses = |client: &&Client| {
+                    let mut objects = client.objects.values();
+                    objects.any(|object| object.class == Class::SUBDEVICE && object.gpu == Some(gpu))
+                };
+                let users: BTreeSet<u32> =
+                    self.clients.values().filter(uses).map(|client| client.pid).collect();
+                let count = users.len().min(pids::MOST);
+                put(parameters, pids::COUNT, &u32::try_from(count).unwrap_or(0).to_ne_bytes());
+                for (at, pid) in users.into_iter().take(count).enumerate() {
+                    put(parameters, pids::TABLE + 4 * at, &pid.to_ne_bytes());
+                }
+            }
             gid_info::COMMAND => {
                 put(parameters, gid_info::LENGTH, &16u32.to_ne_bytes());
                 put(parameters, gid_info::DATA, &self.gpus[gpu].uuid);
