@@ -262,7 +262,8 @@ impl<'m> Books<'m> {
         self.index.values().map(|slot| self.object(*slot as usize)).filter(is_in).collect()
     }
 
-    /// Whether `object` is `handle`'s or lies below it. RM's own trees are at most this deep.
+    /// Whether `object` is `handle`'s or lies below it. RM's own trees are at most this deep. Programs name channels
+    /// and devices that RM need not have made, so that nothing lies below those.
     fn is_below(&self, object: &Object, handle: u32) -> bool {
         const DEEPEST: usize = 16;
         let mut at = *object;
@@ -273,7 +274,8 @@ impl<'m> Books<'m> {
             if at.handle == handle || at.parent == handle {
                 return true;
             }
-            let Some(parent) = self.get(at.client, at.parent) else { return false };
+            let is_made = |parent: &Object| parent.gpu.is_some() && parent.class.kind() != Kind::Channel;
+            let Some(parent) = self.get(at.client, at.parent).filter(is_made) else { return false };
             at = parent;
         }
         false

@@ -16,8 +16,8 @@ pub use look::Race;
 use nix::errno::Errno;
 
 use crate::abi::{
-    Class, Era, Status, control as controls, duplicate as dup, free, heap as vid_heap, number, transfer,
-    u32_at, u64_at,
+    Class, Era, Kind, Status, control as controls, duplicate as dup, free, heap as vid_heap, number,
+    transfer, u32_at, u64_at,
 };
 use crate::books::{Books, Gpu, MOST_GPUS, Object};
 use crate::budget::Budget;
@@ -60,8 +60,17 @@ pub trait Processes {
     /// Its descriptor `fd`, if that is of RM's control device.
     fn file(&self, pid: u32, fd: i32) -> Option<Self::File>;
 
+    /// Takes note that RM knows a file of this one as that of a client of the container's.
+    fn prove(&mut self, pid: u32);
+
     /// Forgets one that has ended, and for which RM counts nothing.
     fn forget(&mut self, pid: u32);
+
+    /// Whether any was forgotten.
+    fn has_forgotten(&self) -> bool;
+
+    /// Whether a forgotten one had this number, which nobody has now. What it left to others, RM counts for it.
+    fn had(&self, pid: u32) -> bool;
 }
 
 /// A call as the kernel reported it.
@@ -305,7 +314,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
     /// The status with which RM answers an allocation under this parent, or NO_MEMORY for a GPU that the lease
     /// does not have.
     fn gpu_of(&mut self, client: u32, parent: u32, file: &M::File) -> Result<Gpu, Status> {
-        if let Some(gpu) = self.books.get(client, parent).and_then(|object| object.gpu) {
+        let known = self.books.get(client, parent).filter(|object| object.class.kind() != Kind::Channel);
+        if let Some(gpu) = known.and_then(|object| object.gpu) {
             return Ok(gpu);
         }
         let mut subdevice = Subdevice { file, client, handle: parent };

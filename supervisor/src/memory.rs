@@ -11,7 +11,7 @@ use nix::sys::mman::munmap;
 use nix::unistd::{Whence, lseek};
 
 use crate::books::{MOST_OBJECTS, Record};
-use crate::budget::Page;
+use crate::budget::{MOST_SLOTS, Page};
 use crate::journal::Entry;
 use crate::sys;
 use crate::tasks::Touch;
@@ -97,6 +97,14 @@ impl Drop for OpenBudget {
         // SAFETY: the mapping is this value's own, and no reference into it outlives the value.
         let _ = unsafe { munmap(self.0.cast(), size_of::<Page>()) };
     }
+}
+
+/// Whether a supervisor lives that charges to the budget in `file`.
+///
+/// # Errors
+/// As fcntl(2).
+pub fn is_in_use(file: impl AsFd) -> Result<bool, Errno> {
+    sys::has_locks(file, MOST_SLOTS)
 }
 
 /// Maps a lease's budget, which other supervisors map too.

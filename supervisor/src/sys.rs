@@ -184,14 +184,7 @@ fn set_timer(microseconds: u32) {
 /// # Errors
 /// EAGAIN where somebody has it who opened the file by himself, if it does not wait.
 pub(crate) fn lock_byte(file: impl AsFd, at: usize, waits: bool) -> Result<(), Errno> {
-    let short = |number: c_int| libc::c_short::try_from(number).unwrap_or(libc::c_short::MAX);
-    let wanted = libc::flock {
-        l_type: short(libc::F_WRLCK),
-        l_whence: short(libc::SEEK_SET),
-        l_start: i64::try_from(at).map_err(|_| Errno::EINVAL)?,
-        l_len: 1,
-        l_pid: 0,
-    };
+    let wanted = byte_lock(at, 1)?;
     let lock = || if waits { FcntlArg::F_OFD_SETLKW(&wanted) } else { FcntlArg::F_OFD_SETLK(&wanted) };
     loop {
         match fcntl(&file, lock()) {
@@ -199,6 +192,27 @@ pub(crate) fn lock_byte(file: impl AsFd, at: usize, waits: bool) -> Result<(), E
             done => return done.map(drop),
         }
     }
+}
+
+/// Whether somebody has locked any of a file's first bytes with [`lock_byte`].
+///
+/// # Errors
+/// As fcntl(2).
+pub(crate) fn has_locks(file: impl AsFd, bytes: usize) -> Result<bool, Errno> {
+    let mut asked = byte_lock(0, bytes)?;
+    let _ = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut asked))?;
+    Ok(c_int::from(asked.l_type) != libc::F_UNLCK)
+}
+
+fn byte_lock(at: usize, bytes: usize) -> Result<libc::flock, Errno> {
+    let short = |number: c_int| libc::c_short::try_from(number).unwrap_or(libc::c_short::MAX);
+    Ok(libc::flock {
+        l_type: short(libc::F_WRLCK),
+        l_whence: short(libc::SEEK_SET),
+        l_start: i64::try_from(at).map_err(|_| Errno::EINVAL)?,
+        l_len: i64::try_from(bytes).map_err(|_| Errno::EINVAL)?,
+        l_pid: 0,
+    })
 }
 
 /// Makes a copy of this process, which has one thread. The copy gets `None`, and the original its id.

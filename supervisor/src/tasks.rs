@@ -1,8 +1,8 @@
 //! The container's processes and threads, as far as they made calls.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
@@ -23,8 +23,8 @@ const MOST_KEPT: usize = 4096;
 
 struct Process {
     descriptor: Option<OwnedFd>,
-    /// Whether it made a call to this worker. One that is known from the books alone may be another process of
-    /// the same pid.
+    /// Whether it made a call to this worker, or has a file of a client of the container's. One that is known from the
+    /// books alone may be another process of the same pid.
     is_proved: bool,
 }
 
@@ -38,13 +38,20 @@ pub struct Tasks {
     devices: Devices,
     processes: HashMap<u32, Process>,
     threads: HashMap<u32, Thread>,
+    /// Numbers of those that were forgotten. There are no more than the kernel has numbers.
+    forgotten: HashSet<u32>,
 }
 
 impl Tasks {
     /// Knows the processes `pids`, which made calls to an earlier worker.
     pub fn new(devices: Devices, pids: impl IntoIterator<Item = u32>) -> Self {
         let known = |pid| (pid, Process { descriptor: sys::pidfd_open(pid).ok(), is_proved: false });
-        Self { devices, processes: pids.into_iter().map(known).collect(), threads: HashMap::new() }
+        Self {
+            devices,
+            processes: pids.into_iter().map(known).collect(),
+            threads: HashMap::new(),
+            forgotten: HashSet::new(),
+        }
     }
 
     /// The descriptor `fd` of a thread that is stopped in a call, and its process.
@@ -124,8 +131,13 @@ impl Processes for Tasks {
         let (pids, descriptors): (Vec<u32>, Vec<Option<&OwnedFd>>) =
             self.processes.iter().map(|(pid, process)| (*pid, process.descriptor.as_ref())).unzip();
         let lives = living(&descriptors);
-        // The number of one that has ended may be another's by now.
-        pids.into_iter().zip(lives).filter(|(pid, lives)| *lives || !exists(*pid)).collect()
+        // The number of one that has ended may be another's by now; it is not while nobody has taken note of the end.
+        let has_its_number =
+            |pid: u32, one: Option<&OwnedFd>| !exists(pid) || one.is_some_and(|one| has_number(one, pid));
+        let all = pids.into_iter().zip(descriptors).zip(lives);
+        all.filter(|((pid, one), lives)| *lives || has_its_number(*pid, *one))
+            .map(|((pid, _), lives)| (pid, lives))
+            .collect()
     }
 
     fn lives(&self, pid: u32) -> bool {
@@ -138,8 +150,27 @@ impl Processes for Tasks {
         (self.devices.kind(&file) == FileKind::Control).then_some(file)
     }
 
+    fn prove(&mut self, pid: u32) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.is_proved |= process.descriptor.is_some();
+        }
+    }
+
+    fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+
+    fn had(&self, pid: u32) -> bool {
+        self.forgotten.contains(&pid) && !exists(pid)
+    }
+
     fn forget(&mut self, pid: u32) {
+        // One that nobody has waited for goes on to be asked for by its descriptor.
+        if exists(pid) {
+            return;
+        }
         self.processes.remove(&pid);
+        let _ = self.forgotten.insert(pid);
         self.threads.retain(|_, thread| thread.process != pid);
     }
 }
@@ -156,6 +187,12 @@ fn living(descriptors: &[Option<&OwnedFd>]) -> Vec<bool> {
     let is_told = poll(&mut asked, PollTimeout::ZERO).is_ok();
     let mut ended = asked.iter().map(|one| is_told && one.any().unwrap_or(false));
     descriptors.iter().map(|one| one.is_some() && !ended.next().unwrap_or(false)).collect()
+}
+
+/// Whether the process of this descriptor, which has ended, still has its number: until somebody has waited for it.
+fn has_number(process: &OwnedFd, pid: u32) -> bool {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd())).unwrap_or_default();
+    info.lines().find_map(|line| line.strip_prefix("Pid:")).is_some_and(|word| word.trim().parse() == Ok(pid))
 }
 
 fn exists(pid: u32) -> bool {

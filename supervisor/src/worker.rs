@@ -17,6 +17,7 @@ use crate::journal::{Journal, Step};
 use crate::keeper::{Holdings, Role};
 use crate::kernel::Kernel;
 use crate::manager::free_object;
+use crate::memory::is_in_use;
 use crate::sys;
 use crate::tasks::{Stopped, Tasks, Touch};
 
@@ -146,6 +147,10 @@ impl Worker {
                 events.insert(0, PollFlags::empty());
             }
             for (at, events) in events[1..].iter().enumerate() {
+                // Ahead of a call: one whose memory never comes ends this worker.
+                if self.is_look_due() {
+                    self.look();
+                }
                 if events.contains(PollFlags::POLLIN) {
                     self.receive(at)?;
                 }
@@ -166,7 +171,11 @@ impl Worker {
         // The pod's other containers may have what the last processes held, once they and their files are
         // gone.
         let until = self.now() + LONGEST_END;
-        while !self.supervisor.end() && self.now() < until {
+        loop {
+            let is_shared = is_in_use(&self.peer.holdings.budget).unwrap_or(true); // by others than this one
+            if self.supervisor.end(is_shared) || self.now() >= until {
+                break;
+            }
             std::thread::sleep(BETWEEN_ENDS);
         }
         Ok(())
@@ -284,10 +293,11 @@ impl Worker {
         let delays = if self.touch.has_delayed() { self.supervisor.journal.count_delay() } else { 0 };
         if let Step::Allocating { client, handle } = self.supervisor.journal.step() {
             // Whether RM had done it or not: it is undone, and done again.
-            if let Ok((file, _)) = self.supervisor.processes.take(notification.tid, notification.fd) {
-                let _ = free_object(&mut self.supervisor.manager, &file, client, handle);
+            if let Ok((file, _)) = self.supervisor.processes.take(notification.tid, notification.fd)
+                && free_object(&mut self.supervisor.manager, &file, client, handle).is_ok()
+            {
+                self.supervisor.books.remove(client, handle);
             }
-            self.supervisor.books.remove(client, handle);
         }
         if delays >= MOST_DELAYS || restarts >= MOST_RESTARTS {
             // The program's memory holds up whoever touches it.

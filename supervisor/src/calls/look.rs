@@ -44,6 +44,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let known = self.processes.known();
         let mut gone = ended(&known);
         for gpu in self.budget.gpus() {
+            let known = [&known[..], &self.left_behind(gpu)].concat();
             if let Some(figures) = self.settle(gpu, &known, None) {
                 gone.retain(|pid| figures.iter().all(|(one, figure)| one != pid || figure.owned() == 0));
                 races.extend(self.race(gpu, &figures));
@@ -52,7 +53,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 gone.clear();
             }
             // The lease's other containers wait for what is gone.
-            self.forget_gone(gpu, None);
+            self.forget_gone(gpu, None, 0);
         }
         gone.into_iter().for_each(|pid| self.processes.forget(pid));
         self.let_allocate.clear();
@@ -64,11 +65,22 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         !self.books.is_empty() || self.is_blind() || (0..MOST_GPUS).any(|gpu| self.budget.own(gpu) > 0)
     }
 
+    /// Forgotten processes of which RM still has clients on a GPU: others have their files.
+    fn left_behind(&mut self, gpu: Gpu) -> Vec<(u32, bool)> {
+        if !self.processes.has_forgotten() {
+            return Vec::new();
+        }
+        let all = self.through(gpu, &[], None, |subdevice, manager| subdevice.processes(manager));
+        let all = all.into_iter().flatten();
+        all.filter(|pid| self.processes.had(*pid)).map(|pid| (pid, false)).collect()
+    }
+
     /// What RM counts more on a GPU than the books do. It is charged.
     fn race(&mut self, gpu: Gpu, figures: &[(u32, Figure)]) -> Option<Race> {
         let mut more = total(figures).saturating_sub(self.books.sums(gpu).counted());
         if more > 0 {
-            let again = self.ask_all(gpu, None)?;
+            let pids: Vec<u32> = figures.iter().map(|(pid, _)| *pid).collect();
+            let again = self.ask(gpu, &pids, &[], None)?;
             more = total(&again).saturating_sub(self.books.sums(gpu).counted());
         }
         if more == 0 {
@@ -89,21 +101,21 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Some(Race { gpu, bytes: more, processes, is_above })
     }
 
-    /// After the last process: sets what is charged to what RM still counts for the container's processes.
-    /// Returns whether that is nothing.
-    pub fn end(&mut self) -> bool {
-        let gpus: Vec<Gpu> = self.budget.gpus().collect();
-        let mut left = 0u64;
+    /// After the last process: sets what is charged to what RM still counts for the container's processes. `is_shared`:
+    /// other containers of the lease may hold duplicates, so that what is not proved to be gone stays charged.
+    /// Returns whether nothing is.
+    pub fn end(&mut self, is_shared: bool) -> bool {
+        let gpus: Vec<Gpu> = self.budget.gpus().filter(|gpu| self.budget.own(*gpu) > 0).collect();
         for gpu in gpus {
-            if self.budget.own(gpu) == 0 {
+            if is_shared {
+                self.mend(gpu, None);
                 continue;
             }
             // RM says nothing of a GPU that nobody uses.
             let counted = self.ask_all(gpu, None).map_or(0, |figures| total(&figures));
             self.budget.set(gpu, counted.min(self.budget.own(gpu)));
-            left = left.saturating_add(counted);
         }
-        left == 0
+        self.budget.gpus().all(|gpu| self.budget.own(gpu) == 0)
     }
 
     /// Before a refusal: takes off the books what is gone from the card.
@@ -112,18 +124,21 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// that much of the orphaned is gone. What RM counts for nobody only makes the use seem larger.
     pub(super) fn mend(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
         let known = self.processes.known();
-        let _ = self.settle(gpu, &known, asked);
-        self.forget_gone(gpu, asked);
+        let figures = self.settle(gpu, &known, asked);
+        // What a race took is on the card as well, and the next look finds it.
+        let more =
+            figures.map_or(0, |figures| total(&figures).saturating_sub(self.books.sums(gpu).counted()));
+        self.forget_gone(gpu, asked, more);
         self.settle_budget(gpu);
     }
 
-    /// Takes off what is orphaned and gone from the card.
-    fn forget_gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
+    /// Takes off what is orphaned and gone from the card, where RM counts `more` than the books.
+    fn forget_gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>, more: u64) {
         let orphaned = self.books.sums(gpu).orphaned;
         if orphaned == 0 {
             return;
         }
-        let gone = self.gone(gpu, asked).unwrap_or(0);
+        let gone = self.gone(gpu, asked).unwrap_or(0).saturating_sub(more);
         let _ = self.books.set_orphaned(gpu, orphaned - gone.min(orphaned));
         self.settle_budget(gpu);
     }
@@ -271,12 +286,14 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let anchors = self.books.anchors(gpu).into_iter().filter(|anchor| !is_freed(anchor));
         for anchor in anchors.take(TRIES).collect::<Vec<_>>() {
             let taken;
+            let mut owner = None;
             let file = match asked {
                 Some((client, _, file)) if client == anchor.client => file,
                 _ => {
                     let Some(client) = self.books.get(anchor.client, anchor.client) else { continue };
                     let Ok(fd) = u32::try_from(client.bytes) else { continue };
                     let Some(file) = self.processes.file(client.parent, fd.cast_signed()) else { continue };
+                    owner = Some(client.parent);
                     taken = file;
                     &taken
                 }
@@ -298,7 +315,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 });
             }
             let subdevice = Subdevice { file, client: anchor.client, handle };
-            if let Some(answer) = question(&subdevice, &mut self.manager) {
+            // The program may have made it anew, on another GPU.
+            let uuid = subdevice.uuid(&mut self.manager);
+            if uuid.is_some_and(|uuid| self.budget.gpu(&uuid) == Some(gpu))
+                && let Some(answer) = question(&subdevice, &mut self.manager)
+            {
+                owner.into_iter().for_each(|owner| self.processes.prove(owner));
                 return Some(answer);
             }
             self.books.remove(anchor.client, handle); // it is not there any more

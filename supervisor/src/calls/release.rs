@@ -106,7 +106,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let (mut fell, mut rose, mut gone) = (0u64, 0u64, 0u64);
         for (process, before) in figures.iter().flat_map(|(before, _)| before) {
             let after = figures.iter().flat_map(|(_, after)| after).find(|(one, _)| one == process);
-            let after = after.map_or(Figure::default(), |(_, figure)| *figure);
+            // One that ended meanwhile is not asked for any more. What it had is judged at the next look.
+            let after = after.map_or(*before, |(_, figure)| *figure);
             let drop = before.owned().saturating_sub(after.owned());
             fell = fell.saturating_add(drop);
             rose = rose.saturating_add(after.owned().saturating_sub(before.owned()));

@@ -111,6 +111,16 @@ impl Processes for Living {
         self.lives(pid).then_some(u64::from(pid))
     }
 
+    fn prove(&mut self, _pid: u32) {}
+
+    fn has_forgotten(&self) -> bool {
+        false
+    }
+
+    fn had(&self, _pid: u32) -> bool {
+        false
+    }
+
     fn forget(&mut self, pid: u32) {
         self.0.borrow_mut().remove(&pid);
     }

@@ -67,6 +67,8 @@ enum Mode {
     Flip,
     /// Address ranges, whose page tables are device memory.
     Ranges,
+    /// Address ranges below a device that RM numbered, under which a channel's name was planted that leads elsewhere.
+    Planted,
     /// Changes the class while the call is looked at.
     Race,
     /// Frees what it allocates, over and over: an honest program.
@@ -86,6 +88,9 @@ fn main() -> Result<()> {
     let piece = args.piece << 10;
     if matches!(args.mode, Mode::Crowd) {
         return crowd(&args, piece, era);
+    }
+    if matches!(args.mode, Mode::Planted) {
+        return planted(&args, piece, era);
     }
     let mut client = Client::open(&args.folder, era)?;
     let ways = [
@@ -187,6 +192,28 @@ fn main() -> Result<()> {
     println!("got {got} pieces: {why}");
     std::io::stdin().read_to_end(&mut Vec::new())?;
     drop(held);
+    Ok(())
+}
+
+/// Frees a subdevice again and again under which the supervisor may think that the ranges lie.
+fn planted(args: &Args, piece: u64, era: &'static Era) -> Result<()> {
+    let client = Client::open(&args.folder, era)?;
+    let root = client.root().map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+    let mut parameters = [0; Class::DEVICE_PARAMETERS];
+    put(&mut parameters, Class::DEVICE_SHARE, &root.to_ne_bytes());
+    let device = client.allocate(Class::DEVICE, [root, root, 0], &mut parameters);
+    let device = device.map_err(|refusal| anyhow::anyhow!("device: {refusal:?}"))?;
+    let mut got = 0;
+    for _ in 0..args.pieces {
+        let mut none = [0; Class::SUBDEVICE_PARAMETERS];
+        let _ = client.allocate(Class::SUBDEVICE, [root, device, SUBDEVICE], &mut none);
+        let _ = client.allocate(CHANNEL, [root, SUBDEVICE, device], &mut []);
+        let mut range = memory_parameters(era, piece);
+        got += u32::from(client.allocate(Class::VIRTUAL_RANGE, [root, device, 0], &mut range).is_ok());
+        let _ = client.free(root, SUBDEVICE);
+    }
+    println!("got {got} pieces");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
 

@@ -92,6 +92,23 @@ fn page_tables_of_address_ranges_are_charged() {
     assert!(node.used() <= 1024 * MIB, "{}", node.figures());
 }
 
+/// What a program names as an object's parent need not be it.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn a_planted_name_takes_nothing_off_the_books() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(256 * MIB);
+    // 64 GiB of addresses take 136.5 MiB of page tables.
+    let bare = node.attack_bare(&["planted", "--piece", &(64 << 20).to_string(), "--pieces", "4"]);
+    assert!(bare.said == "got 4 pieces\n" && node.used() > 512 * MIB, "{}{}", bare.said, node.figures());
+    drop(bare);
+    node.eventually("the attacker's memory is gone", || node.used() == 0);
+    let held = node.attack(&["planted", "--piece", &(64 << 20).to_string(), "--pieces", "4"]);
+    assert!(node.used() <= 256 * MIB, "{}{}", held.said, node.figures());
+}
+
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn memory_that_is_freed_can_be_had_again() {

@@ -1,5 +1,6 @@
 //! Whatever happens to keeper, worker or program: no call is lost, and none is done twice.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -173,4 +174,36 @@ fn without_keeper_and_worker_nothing_is_allocated() {
     let failed = held.said.is_empty() && held.child.wait().is_ok_and(|status| !status.success());
     assert!(failed || held.said.contains("Errno(ENOSYS)"), "{}", held.said);
     assert!(node.used() <= 512 * MIB, "{}", node.figures());
+}
+
+/// A process that nobody has waited for holds nothing any more, as in a container whose first process waits for none.
+#[test]
+#[ignore = "needs root: mounts, and installs filters"]
+fn a_process_that_nobody_waits_for_keeps_no_share() {
+    if !has_fuse() {
+        return;
+    }
+    let node = Node::new(128 * MIB);
+    let others = node.attack_bare(&["long", "--pieces", "3"]);
+    let [attacker, dev] =
+        [Path::new(env!("CARGO_BIN_EXE_attacker")), &node.place.dev()].map(|path| path.display().to_string());
+    let script = format!("{attacker} {dev} long --pieces 2 </dev/null & exec sleep 1000");
+    let mut around = Command::new(env!("CARGO_BIN_EXE_around"));
+    around.arg("--socket").arg(node.folder.path().join("socket")).args(["/bin/sh", "-c", &script]);
+    let mut first = around.stdout(Stdio::piped()).spawn().expect("the shell starts");
+    let mut said = String::new();
+    let mut out = BufReader::new(first.stdout.take().expect("a pipe"));
+    let _ = out.read_line(&mut said).expect("a pipe can be read");
+    assert_eq!(said, "got 2 pieces: limit of pieces\n");
+    let children =
+        || fs::read_to_string(format!("/proc/{0}/task/{0}/children", first.id())).unwrap_or_default();
+    let is_zombie = |pid: &str| {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains("(attacker) Z"))
+    };
+    node.eventually("it has ended, and nobody waits for it", || children().split_whitespace().any(is_zombie));
+    let second = node.attack(&["long", "--pieces", "2"]);
+    assert_eq!(second.said, "got 2 pieces: limit of pieces\n", "{} charged", node.charged());
+    drop((second, others));
+    let _ = first.kill();
+    let _ = first.wait();
 }
