@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use gpushare_config::Config;
-use gpushare_inject::{living_configuration, too_little};
+use gpushare_inject::{has_lost_supervisor, living_configuration, too_little};
 use gpushare_request::read;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -61,6 +61,12 @@ pub fn describe(asked: &Describe) -> Result<()> {
     });
     let (dialects, notes) = request.map(|request| (request.dialects, request.notes)).unwrap_or_default();
     let mut helps = helps(share, &overview);
+    if has_lost_supervisor(state.path(), &lease) && !lease.is_gone() {
+        helps.push(
+            "its supervisor has ended: the driver's calls fail until the container is started again"
+                .to_owned(),
+        );
+    }
     helps.extend(too_little(&lease));
     if asked.output.json {
         let share = share.clone();

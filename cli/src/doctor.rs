@@ -265,7 +265,6 @@ fn driver(config: &Config) -> Vec<Finding> {
         });
     }
     findings.extend(driver_limit(config.driver_limits, &node.driver.version));
-    findings.extend(supervisor(config.supervisor_mode, &config.paths.supervisor, &node));
     findings.extend(bystanders(config, &node));
     findings.push(device_nodes(config, &node));
     findings.push(device_links(config));
@@ -282,6 +281,9 @@ fn driver(config: &Config) -> Vec<Finding> {
             Ok(_) => warning("memory sizes", "unknown for some GPUs, which therefore take no shares"),
             Err(error) => failure("memory sizes", one_line(error.as_ref())),
         });
+        // MIG instances are known by then.
+        let complete = known.as_ref().unwrap_or(&node);
+        findings.push(supervisor(config.supervisor_mode, &config.paths.supervisor, complete));
         findings.extend(known.iter().flat_map(mig));
     }
     findings
@@ -298,17 +300,23 @@ fn driver_limit(wanted: DriverLimits, driver: &str) -> Option<Finding> {
     })
 }
 
-/// The supervisor, where the settings ask for it.
-fn supervisor(wanted: SupervisorMode, program: &Path, node: &Node) -> Option<Finding> {
+/// Whether supervisors can hold containers of this node, and do by the settings.
+fn supervisor(wanted: SupervisorMode, program: &Path, node: &Node) -> Finding {
     let check = "supervisor";
-    Some(match (wanted, can_supervise(program, node)) {
-        (SupervisorMode::Off, _) => return None,
-        (_, Ok(())) => ok(check, "holds the memory of shares (supervisor.mode)"),
-        (SupervisorMode::Auto, Err(why)) => {
-            warning(check, format!("{why}; libraries hold the memory of shares"))
+    match (wanted, can_supervise(program, node)) {
+        (SupervisorMode::Off, Ok(())) => {
+            ok(check, "can hold shares here, and does for those that ask for one (supervisor.mode = \"off\")")
         }
-        (SupervisorMode::Required, Err(why)) => failure(check, format!("{why}; every share is refused")),
-    })
+        (SupervisorMode::Off, Err(why)) => ok(check, format!("cannot hold shares here: {why}")),
+        (_, Ok(())) => ok(check, "holds the memory of shares that start from now on (supervisor.mode)"),
+        (SupervisorMode::Auto, Err(why)) => {
+            warning(check, format!("cannot hold shares here: {why}; libraries hold their memory"))
+        }
+        (SupervisorMode::Required, Err(why)) => failure(
+            check,
+            format!("cannot hold shares here: {why}; every share is refused (supervisor.mode)"),
+        ),
+    }
 }
 
 /// Containers without a share, where the settings deny them the driver's calls.
@@ -317,12 +325,11 @@ fn bystanders(config: &Config, node: &Node) -> Option<Finding> {
     let driver = &node.driver.version;
     config.denies_bystanders.then(|| {
         if knows_driver(driver) {
-            ok(check, "the driver's calls fail in containers without a share (supervisor.bystanders)")
+            let what = "the driver's calls fail in containers without a share that gpushare-runtime starts from now on \
+                        (supervisor.bystanders)";
+            ok(check, what)
         } else {
-            warning(
-                check,
-                format!("driver {driver} is not known; its calls do not fail in containers without a share"),
-            )
+            warning(check, format!("driver {driver} is not known; its calls do not fail in containers without a share"))
         }
     })
 }

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
     Bundle, DriverLimiter, HostFiles, Image, Offer, Plan, PlanParts, Programs, Requirements, RootFolder,
-    admit, admit_mode, beside_sick, check_lease, clear, decide, look_up_allocation, look_up_claim,
-    missing_interpreters, pod_of, refuse_previous_plan, take_out_driver, too_little,
+    admit, admit_mode, beside_sick, check_lease, clear, decide, is_bystander, look_up_allocation,
+    look_up_claim, missing_interpreters, pod_of, refuse_previous_plan, take_out_driver, too_little,
 };
 use gpushare_inventory::{DeviceMemory, Node};
 use gpushare_quota::{Grant, Holder, Lease, LeaseKey, Member, Store};
@@ -83,7 +83,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
     let container = config.container(&json);
     if !is_request(&container, &config.request) {
         refuse_previous_plan(&json, &config.paths.hook)?;
-        return nothing(as_json);
+        return nothing(as_json, config.denies_bystanders && is_bystander(&json, &config.roots));
     }
     let (state, store) = node::store(&config)?;
     let node = node::inventory(&config, &state)?;
@@ -177,11 +177,13 @@ pub fn of(request: &Request, lease: &Lease, node: &Node, programs: &Programs, im
     Ok(Plan::new(request, lease, parts)?)
 }
 
-fn nothing(as_json: bool) -> Result<()> {
+fn nothing(as_json: bool, is_denied: bool) -> Result<()> {
     if as_json {
         return Ok(answer::print(Planned::default())?);
     }
-    Ok(writeln!(io::stdout(), "no request: the bundle reaches the low-level runtime as it is")?)
+    let around =
+        if is_denied { ", in a filter in which the driver's calls fail (supervisor.bystanders)" } else { "" };
+    Ok(writeln!(io::stdout(), "no request: the bundle reaches the low-level runtime as it is{around}")?)
 }
 
 /// The lease that `create` would make. Its id is 0, which no real lease has.
@@ -221,8 +223,9 @@ fn keys(request: &Request) -> Vec<(&'static str, String)> {
     ];
     let host =
         (request.host_memory > DeviceMemory::ZERO).then(|| ("host-memory", request.host_memory.to_string()));
+    let supervisor = request.needs_supervisor.then(|| ("supervisor", "required".to_owned()));
     let limit = request.memory_limit.map(|limit| ("memory-limit", limit.to_string()));
-    rest.into_iter().chain(limit).chain(host).chain(scope).collect()
+    rest.into_iter().chain(limit).chain(host).chain(scope).chain(supervisor).collect()
 }
 
 fn joined(items: &[impl ToString]) -> String {

@@ -110,10 +110,16 @@ pub enum SupervisionError {
         place: &'static str,
     },
     /// A supervisor is required.
-    #[error("supervisor.mode is \"required\", and no supervisor can hold this container: {0}")]
+    #[error(
+        "supervisor.mode is \"required\", and no supervisor can hold this container: {0}; with \"auto\" libraries would \
+         hold it"
+    )]
     Required(Hindrance),
     /// The container asks for one.
-    #[error("it asks for a supervisor, and none can hold it: {0}")]
+    #[error(
+        "it asks for a supervisor (GPUSHARE_SUPERVISOR, gpushare.io/supervisor), and none can hold it: {0}; without that \
+         word supervisor.mode decides"
+    )]
     Asked(Hindrance),
     /// Containers of one share are all held in one way: a supervisor knows nothing of what others charge.
     #[error("the share that it joins is held by a supervisor, and none can hold this container: {0}")]
@@ -142,16 +148,16 @@ pub enum Hindrance {
     #[error("libraries hold the share that it joins")]
     Joined,
     /// The driver's calls have not been compared.
-    #[error("it does not know driver {0}")]
+    #[error("driver {0} is none of those that are known (515 to 595)")]
     Driver(String),
     /// A kernel before 5.19, or a machine other than x86-64.
-    #[error("this kernel cannot report system calls as it needs (Linux 5.19 or newer, on x86-64)")]
+    #[error("this kernel cannot report system calls as is needed (Linux 5.19 or newer, on x86-64)")]
     Kernel,
     /// Yama's ptrace_scope 3 keeps everybody from others' memory and descriptors.
-    #[error("kernel.yama.ptrace_scope = 3 keeps it from the container's memory")]
+    #[error("kernel.yama.ptrace_scope = 3 keeps everybody from the memory of containers")]
     Yama,
     /// The program is not installed.
-    #[error("its program {0} is not there")]
+    #[error("its program {0} is not there (paths.supervisor)")]
     Program(PathBuf),
 }
 
@@ -268,6 +274,13 @@ pub struct Supervision {
 /// When its budget cannot be read.
 pub fn supervision(state: &Path, lease: i64) -> std::io::Result<Option<Supervision>> {
     Budgets::of(state).supervision(lease)
+}
+
+/// Whether a lease that a supervisor holds has lost all of its supervisors.
+pub fn has_lost_supervisor(state: &Path, lease: &Lease) -> bool {
+    lease.enforcement == Enforcement::Supervised
+        && lease.has_containers()
+        && Budgets::of(state).is_in_use(lease.id).is_ok_and(|is| !is)
 }
 
 /// What reports calls to a program of the bundle's choice.

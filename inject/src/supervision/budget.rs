@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use gpushare_quota::{Enforcement, Lease};
 use gpushare_supervisor::budget::Page;
-use gpushare_supervisor::memory::OpenBudget;
+use gpushare_supervisor::memory::{OpenBudget, is_in_use};
 use nix::fcntl::OFlag;
 
 use super::Supervision;
@@ -85,6 +85,14 @@ impl Budgets {
         }
     }
 
+    /// Whether a supervisor of the lease lives.
+    ///
+    /// # Errors
+    /// When its budget cannot be opened.
+    pub fn is_in_use(&self, lease: i64) -> io::Result<bool> {
+        Ok(is_in_use(self.file(lease)?)?)
+    }
+
     /// Removes the budget of a lease; succeeds also if there is none. A supervisor that still has it, since
     /// somebody left a process behind, allocates nothing any more.
     pub fn remove(&self, lease: i64) {
@@ -100,9 +108,11 @@ impl Budgets {
     }
 
     fn open(&self, lease: i64) -> io::Result<OpenBudget> {
+        Ok(OpenBudget::open(self.file(lease)?)?)
+    }
+
+    fn file(&self, lease: i64) -> io::Result<File> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-        let file: File =
-            OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path(lease))?;
-        Ok(OpenBudget::open(file)?)
+        OpenOptions::new().read(true).write(true).custom_flags(flags).open(self.path(lease))
     }
 }

@@ -535,11 +535,14 @@ fn settings_text(dir: &Path) -> String {
     let root = format!("{:?}", dir.display().to_string());
     format!(
         "# A node with simulated GPUs.\n[node]\ndriver_root = {}\ndev_root = {root}\nproc_root = {root}\n\n\
-         [paths]\nstate = {}\nhistory = {}\ncache = {}\n\n[[inject.mounts]]\nsource = {}\ndestination = \"{}\"\nwritable = true\n",
+         [paths]\nstate = {}\nhistory = {}\ncache = {}\n\
+         # Simulated GPUs have no resource manager whose calls one could perform.\n\
+         supervisor = {}\n\n[[inject.mounts]]\nsource = {}\ndestination = \"{}\"\nwritable = true\n",
         path("driver"),
         path("run"),
         path("history"),
         path("cache"),
+        path("no-supervisor-holds-simulated-GPUs"),
         path("shared"),
         gpushare_simulator::place::CONTAINER,
     )

@@ -14,6 +14,8 @@ use gpushare_tests::needs::{Need, met};
 use gpushare_tests::node::driver_version;
 use gpushare_tests::probe::{GIB, OUT_OF_MEMORY, Report, SUCCESS};
 use gpushare_tests::runtime::{Container, LowLevel};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 
 use node::{FILES, Node};
@@ -229,6 +231,33 @@ fn what_no_supervisor_can_hold_is_refused_or_left_to_the_libraries() {
         }
         node.eventually("no supervisor is left", || node.supervisors().is_empty());
     }
+}
+
+/// Who kills both processes of a supervisor takes the GPU's memory from its container, and everybody can see it.
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_supervisor_that_has_ended_is_told() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Runc, "required");
+    let bundle = node.bundle("1GiB", "sleep 1000");
+    let container = runtime.run(&bundle);
+    let told = || cli(runtime.config(), &["describe", bundle.id()]).expect_success("describe").stdout;
+    assert!(told().contains("held by    supervisor") && !told().contains("has ended"), "{}", told());
+    node.eventually("both have ended", || {
+        let both = node.supervisors();
+        // Stopped, neither can start the other anew.
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            for pid in &both {
+                let _ = kill(Pid::from_raw(*pid), signal);
+            }
+        }
+        both.is_empty()
+    });
+    assert!(told().contains("its supervisor has ended"), "{}", told());
+    drop(container);
 }
 
 /// A container without a share calls the driver by a file that it was handed. Where bystanders are denied its calls
