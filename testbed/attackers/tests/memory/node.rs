@@ -86,6 +86,16 @@ impl Node {
         self.started(around, words)
     }
 
+    /// A shell under the filter that does `script`, in which `$ATTACK MODE` is an attacker. All of its processes are
+    /// under one filter, so that the supervisor stays while it lives.
+    pub fn shell(&self, script: &str) -> Command {
+        let attack = format!("{} {}", env!("CARGO_BIN_EXE_attacker"), self.place.dev().display());
+        let mut around = Command::new(env!("CARGO_BIN_EXE_around"));
+        around.arg("--socket").arg(self.folder.path().join("socket")).args(["/bin/sh", "-c", script]);
+        around.env("ATTACK", attack).stdout(Stdio::piped());
+        around
+    }
+
     /// Starts it without a filter.
     pub fn attack_bare(&self, words: &[&str]) -> Attack {
         self.bare_unread(words).heard()
