@@ -107,13 +107,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     pub fn end(&mut self, is_shared: bool) -> bool {
         let gpus: Vec<Gpu> = self.budget.gpus().filter(|gpu| self.budget.own(*gpu) > 0).collect();
         for gpu in gpus {
-            if is_shared {
-                self.mend(gpu, None);
-                continue;
+            match self.ask_all(gpu, None) {
+                Some(_) if is_shared => self.mend(gpu, None),
+                Some(figures) => self.budget.set(gpu, total(&figures).min(self.budget.own(gpu))),
+                // RM says nothing of a GPU that nobody uses.
+                None => self.budget.set(gpu, 0),
             }
-            // RM says nothing of a GPU that nobody uses.
-            let counted = self.ask_all(gpu, None).map_or(0, |figures| total(&figures));
-            self.budget.set(gpu, counted.min(self.budget.own(gpu)));
         }
         self.budget.gpus().all(|gpu| self.budget.own(gpu) == 0)
     }
