@@ -52,7 +52,7 @@ pub trait Processes {
     type File;
 
     /// Those that are not yet forgotten, and whether each lives.
-    fn known(&self) -> Vec<(u32, bool)>;
+    fn tracked(&self) -> Vec<(u32, bool)>;
 
     /// Whether it lives.
     fn lives(&self, pid: u32) -> bool;

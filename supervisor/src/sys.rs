@@ -154,10 +154,18 @@ pub fn pidfd_getfd(process: BorrowedFd, fd: RawFd) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// ESRCH if it has ended.
 pub fn kill(process: BorrowedFd) -> Result<(), Errno> {
+    signal(process, libc::SIGKILL)
+}
+
+/// Whether a process has its number: it lives, or nobody has waited for it yet.
+pub fn has_number(process: BorrowedFd) -> bool {
+    signal(process, 0) != Err(Errno::ESRCH)
+}
+
+fn signal(process: BorrowedFd, number: c_int) -> Result<(), Errno> {
     let nothing: *const libc::siginfo_t = std::ptr::null();
     // SAFETY: the kernel makes the information itself where there is none.
-    let done =
-        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), libc::SIGKILL, nothing, 0) };
+    let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), number, nothing, 0) };
     Errno::result(done).map(drop)
 }
 

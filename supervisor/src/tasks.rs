@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
@@ -109,6 +109,7 @@ impl Tasks {
         }
         let descriptor = Some(sys::pidfd_open(pid)?);
         self.processes.insert(pid, Process { descriptor, is_proved: true });
+        self.forgotten.remove(&pid); // asked for twice, it would count twice
         Ok(())
     }
 
@@ -127,13 +128,14 @@ impl Process {
 impl Processes for Tasks {
     type File = OwnedFd;
 
-    fn known(&self) -> Vec<(u32, bool)> {
+    fn tracked(&self) -> Vec<(u32, bool)> {
         let (pids, descriptors): (Vec<u32>, Vec<Option<&OwnedFd>>) =
             self.processes.iter().map(|(pid, process)| (*pid, process.descriptor.as_ref())).unzip();
         let lives = living(&descriptors);
         // The number of one that has ended may be another's by now; it is not while nobody has taken note of the end.
-        let has_its_number =
-            |pid: u32, one: Option<&OwnedFd>| !exists(pid) || one.is_some_and(|one| has_number(one, pid));
+        let has_its_number = |pid: u32, one: Option<&OwnedFd>| {
+            !exists(pid) || one.is_some_and(|one| sys::has_number(one.as_fd()))
+        };
         let all = pids.into_iter().zip(descriptors).zip(lives);
         all.filter(|((pid, one), lives)| *lives || has_its_number(*pid, *one))
             .map(|((pid, _), lives)| (pid, lives))
@@ -187,12 +189,6 @@ fn living(descriptors: &[Option<&OwnedFd>]) -> Vec<bool> {
     let is_told = poll(&mut asked, PollTimeout::ZERO).is_ok();
     let mut ended = asked.iter().map(|one| is_told && one.any().unwrap_or(false));
     descriptors.iter().map(|one| one.is_some() && !ended.next().unwrap_or(false)).collect()
-}
-
-/// Whether the process of this descriptor, which has ended, still has its number: until somebody has waited for it.
-fn has_number(process: &OwnedFd, pid: u32) -> bool {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd())).unwrap_or_default();
-    info.lines().find_map(|line| line.strip_prefix("Pid:")).is_some_and(|word| word.trim().parse() == Ok(pid))
 }
 
 fn exists(pid: u32) -> bool {

@@ -28,8 +28,8 @@ fn total(figures: &[(u32, Figure)]) -> u64 {
     figures.iter().map(|(_, figure)| figure.owned()).fold(0, u64::saturating_add)
 }
 
-fn ended(known: &[(u32, bool)]) -> Vec<u32> {
-    known.iter().filter(|(_, lives)| !lives).map(|(pid, _)| *pid).collect()
+fn ended(tracked: &[(u32, bool)]) -> Vec<u32> {
+    tracked.iter().filter(|(_, lives)| !lives).map(|(pid, _)| *pid).collect()
 }
 
 /// How many subdevices are tried before RM counts as silent.
@@ -41,11 +41,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.look_at = None;
         let mut races = Vec::new();
         // Asked before the figures that are to tell of them.
-        let known = self.processes.known();
-        let mut gone = ended(&known);
+        let tracked = self.processes.tracked();
+        let mut gone = ended(&tracked);
         for gpu in self.budget.gpus() {
-            let known = [&known[..], &self.left_behind(gpu)].concat();
-            if let Some(figures) = self.settle(gpu, &known, None) {
+            if let Some(figures) = self.settle(gpu, &tracked, None) {
                 gone.retain(|pid| figures.iter().all(|(one, figure)| one != pid || figure.owned() == 0));
                 races.extend(self.race(gpu, &figures));
             }
@@ -66,11 +65,11 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     }
 
     /// Forgotten processes of which RM still has clients on a GPU: others have their files.
-    fn left_behind(&mut self, gpu: Gpu) -> Vec<(u32, bool)> {
+    fn left_behind(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Vec<(u32, bool)> {
         if !self.processes.has_forgotten() {
             return Vec::new();
         }
-        let all = self.through(gpu, &[], None, |subdevice, manager| subdevice.processes(manager));
+        let all = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
         let all = all.into_iter().flatten();
         all.filter(|pid| self.processes.had(*pid)).map(|pid| (pid, false)).collect()
     }
@@ -122,8 +121,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// What the card has in use cannot be less than what RM counts for everybody and what is orphaned. Where it is,
     /// that much of the orphaned is gone. What RM counts for nobody only makes the use seem larger.
     pub(super) fn mend(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
-        let known = self.processes.known();
-        let figures = self.settle(gpu, &known, asked);
+        let tracked = self.processes.tracked();
+        let figures = self.settle(gpu, &tracked, asked);
         // What a race took is on the card as well, and the next look finds it.
         let more =
             figures.map_or(0, |figures| total(&figures).saturating_sub(self.books.sums(gpu).counted()));
@@ -174,17 +173,19 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         None
     }
 
-    /// Asks for the processes `known`. Where RM counts less than the books do, clients ended with their files: as much leaves
+    /// Asks for the processes `tracked`. Where RM counts less than the books do, clients ended with their files: as much leaves
     /// the books of processes that have ended, or was never an object's. Duplicates may live on, so that it counts
     /// as orphaned.
     fn settle(
         &mut self,
         gpu: Gpu,
-        known: &[(u32, bool)],
+        tracked: &[(u32, bool)],
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
-        let ended = ended(known);
-        let pids: Vec<u32> = known.iter().map(|(pid, _)| *pid).collect();
+        // Without these, what RM counts for them would seem to have left its figures.
+        let tracked = [tracked, &self.left_behind(gpu, asked)].concat();
+        let ended = ended(&tracked);
+        let pids: Vec<u32> = tracked.iter().map(|(pid, _)| *pid).collect();
         let figures = self.ask(gpu, &pids, &[], asked);
         let sums = self.books.sums(gpu);
         // A GPU that RM says nothing of may not be in use at all.
@@ -250,7 +251,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     }
 
     fn pids(&self) -> Vec<u32> {
-        self.processes.known().into_iter().map(|(pid, _)| pid).collect()
+        self.processes.tracked().into_iter().map(|(pid, _)| pid).collect()
     }
 
     fn ask(

@@ -99,7 +99,7 @@ pub struct Living(Rc<RefCell<BTreeMap<u32, bool>>>);
 impl Processes for Living {
     type File = u64;
 
-    fn known(&self) -> Vec<(u32, bool)> {
+    fn tracked(&self) -> Vec<(u32, bool)> {
         self.0.borrow().iter().map(|(pid, lives)| (*pid, *lives)).collect()
     }
 

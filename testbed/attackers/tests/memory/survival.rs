@@ -81,13 +81,14 @@ fn a_crowd_is_held_like_one_program() {
     let crowd = "$ATTACK crowd --threads 40 --pieces 2";
     let script = format!("for _ in $(seq {processes}); do {crowd} & done; wait; echo all");
     let mut shell = node.shell(&script).spawn().expect("the shell starts");
-    let mut said = BufReader::new(shell.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let said = BufReader::new(shell.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let crowd = std::thread::spawn(|| said.take_while(|line| line != "all").collect::<Vec<_>>());
     let mut most = 0;
-    let mut got = Vec::new();
-    for line in said.by_ref().take_while(|line| line != "all") {
+    while !crowd.is_finished() {
         most = most.max(node.used());
-        got.push(line);
+        std::thread::sleep(Duration::from_millis(1));
     }
+    let got = crowd.join().expect("it does not panic");
     let _ = shell.wait();
     println!("{processes} processes, {most} bytes at most");
     assert_eq!(u64::try_from(got.len()), Ok(processes), "{got:?}");
