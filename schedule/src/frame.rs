@@ -27,13 +27,13 @@ const MOST_PIECES: usize = 2;
 pub struct Frame(u32);
 
 impl Frame {
-    /// Of 50 ms: with 20 the shares are off by 2 points.
+    /// A frame of 50 ms: with 20 the shares are off by 2 points.
     pub const SHORT: Self = Self(50_000);
-    /// Of 100 ms.
+    /// A frame of 100 ms.
     pub const LONG: Self = Self(100_000);
     /// Most windows of a card with short frames: more of them lose 3 per cent at their edges.
     const MOST_IN_SHORT: usize = 6;
-    /// What stays without a window, in per cent, while a container without one is on the card.
+    /// Per cent of a frame that stay without a window while a container without one is on the card.
     const RESERVE: u32 = 5;
 
     /// The frame of a node, on whose fullest card so many containers have windows.
@@ -51,7 +51,7 @@ impl Frame {
         self.0 / 100 * percent.min(100)
     }
 
-    /// What windows may take in all, beside containers without one or alone.
+    /// Microseconds that windows may take in all, beside containers without one or alone.
     pub fn room(self, is_beside_others: bool) -> u32 {
         if is_beside_others { self.share(100 - Self::RESERVE) } else { self.0 }
     }
@@ -91,7 +91,7 @@ impl Frame {
         Some(places)
     }
 
-    /// What of a frame is in none of these pieces, in the order of time.
+    /// Stretches of a frame that are in none of these pieces, in the order of time.
     pub(crate) fn free(self, taken: &[Piece]) -> Vec<Piece> {
         let mut taken: Vec<Piece> = taken.to_vec();
         taken.sort_unstable_by_key(|piece| piece.start);

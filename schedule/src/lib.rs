@@ -31,7 +31,7 @@ pub enum Policy {
         /// The most that it gets, in per cent of what `fixed` containers leave; 100 is no ceiling.
         ceiling: u32,
     },
-    /// What is left.
+    /// A part of what is left, without a promise.
     Unlimited,
 }
 
@@ -53,7 +53,7 @@ pub struct Tenant {
 pub struct Card<'l> {
     /// The frame of its windows.
     pub frame: Frame,
-    /// The containers.
+    /// Containers that share it, each lease once.
     pub tenants: &'l [Tenant],
 }
 

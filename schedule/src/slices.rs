@@ -11,7 +11,7 @@ const FOR_EACH: u32 = 6_000;
 const MOST_COUNTED: u32 = 2;
 /// The longest round.
 const LONGEST: u32 = 30_000;
-/// What a switch to another group takes of the card's time.
+/// Time of the card that a switch to another group takes.
 const SWITCH: u32 = 185;
 /// The shortest slice that a group runs for.
 const SHORTEST: u32 = 500;
@@ -19,7 +19,7 @@ const SHORTEST: u32 = 500;
 const RUNS_FOR: u32 = 102;
 /// After which time other groups of a container have their turn, where not all can run at once.
 const TURN: u64 = 100_000;
-/// What containers without a limit share at least, in per cent.
+/// Per cent that containers without a limit share at least.
 const LEAST_LEFT: u32 = 5;
 /// A per cent of weight.
 const UNIT: u64 = 1_000;
@@ -81,7 +81,7 @@ fn weights(sharing: &[&Tenant]) -> Vec<Option<u64>> {
     };
     let others: u64 = sharing.iter().filter_map(|tenant| plain(tenant)).sum();
     let capped: u64 = sharing.iter().filter_map(|tenant| part_of_window(tenant)).sum();
-    // What is left to the others while all containers with a ceiling run.
+    // Time that is left to the others while all containers with a ceiling run.
     let rest = WHOLE.saturating_sub(capped).max(WHOLE / 20);
     let weight = |tenant: &&Tenant| match part_of_window(tenant) {
         Some(part) => Some(if others > 0 { part * others / rest } else { part }),

@@ -219,9 +219,9 @@ mod tests {
     fn a_ceiling_is_a_part_of_what_windows_leave() {
         let alone = [burst(1, 60)];
         assert_eq!(calls(&alone, 1), [(0, true), (30_000, false), (50_000, true), (80_000, false)]);
-        let beside = [fixed(1, 0, 25_000), burst(2, 60)];
+        let two = [fixed(1, 0, 25_000), burst(2, 60)];
         assert_eq!(
-            calls(&beside, 2),
+            calls(&two, 2),
             [(0, false), (24_700, true), (40_000, false), (74_700, true), (90_000, false)]
         );
     }

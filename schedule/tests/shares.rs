@@ -152,10 +152,10 @@ fn a_ceiling_caps_and_keeps_the_share() {
     let _ = alone.add(capped.clone(), ENDLESS);
     let mean = means(&mut alone)[0];
     assert!((mean - 60.0).abs() <= 1.0, "{mean}");
-    let mut beside = World::new(Frame::SHORT);
-    let _ = beside.add(capped, ENDLESS);
-    let _ = beside.add(Policy::Burst { share: 70, ceiling: 100 }, ENDLESS);
-    let means = means(&mut beside);
+    let mut two = World::new(Frame::SHORT);
+    let _ = two.add(capped, ENDLESS);
+    let _ = two.add(Policy::Burst { share: 70, ceiling: 100 }, ENDLESS);
+    let means = means(&mut two);
     println!("{means:.1?}");
     assert!(30.0 - means[0] <= 2.0 && 70.0 - means[1] <= 2.0, "{means:?}");
 }

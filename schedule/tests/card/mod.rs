@@ -83,7 +83,7 @@ struct Supervisor {
     runs: Option<bool>,
     next: u64,
     next_slices: u64,
-    told: Option<(u64, usize, usize)>,
+    sent: Option<(u64, usize, usize)>,
     overrun: Overrun,
 }
 
@@ -132,7 +132,7 @@ impl World {
             runs: None,
             next: 0,
             next_slices: 0,
-            told: None,
+            sent: None,
             overrun: Overrun::default(),
         });
         lease
@@ -211,13 +211,13 @@ impl World {
                 let working =
                     card.tenants.iter().find(|tenant| tenant.lease == one.lease).map_or(0, |one| one.working);
                 let (first, count) = slices.turn(working, now).unwrap_or((0, u32::MAX));
-                let told = (u64::from(slices.slice), first as usize, count as usize);
-                if one.told != Some(told) {
-                    one.told = Some(told);
+                let slices = (u64::from(slices.slice), first as usize, count as usize);
+                if one.sent != Some(slices) {
+                    one.sent = Some(slices);
                     let begin = self.free_at.max(now);
                     self.free_at = begin + 250;
                     self.calls_made += 1;
-                    let (slice, first, count) = told;
+                    let (slice, first, count) = slices;
                     self.calls.push(Call {
                         at: begin + 250,
                         lease: one.lease,
