@@ -281,10 +281,12 @@ fn driver(config: &Config) -> Vec<Finding> {
             Ok(_) => warning("memory sizes", "unknown for some GPUs, which therefore take no shares"),
             Err(error) => failure("memory sizes", one_line(error.as_ref())),
         });
-        // MIG instances are known by then.
+        // An inventory with memory sizes knows of MIG instances, too.
         let complete = known.as_ref().unwrap_or(&node);
         findings.push(supervisor(config.supervisor_mode, &config.paths.supervisor, complete));
         findings.extend(known.iter().flat_map(mig));
+    } else {
+        findings.push(supervisor(config.supervisor_mode, &config.paths.supervisor, &node));
     }
     findings
 }
@@ -325,11 +327,12 @@ fn bystanders(config: &Config, node: &Node) -> Option<Finding> {
     let driver = &node.driver.version;
     config.denies_bystanders.then(|| {
         if knows_driver(driver) {
-            let what = "the driver's calls fail in containers without a share that gpushare-runtime starts from now on \
-                        (supervisor.bystanders)";
+            let what = "the driver's calls fail in containers without a share that gpushare-runtime starts from \
+                        now on (supervisor.bystanders)";
             ok(check, what)
         } else {
-            warning(check, format!("driver {driver} is not known; its calls do not fail in containers without a share"))
+            let why = format!("driver {driver} is not known");
+            warning(check, format!("{why}; its calls do not fail in containers without a share"))
         }
     })
 }

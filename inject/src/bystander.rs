@@ -10,14 +10,14 @@ use crate::edit::is_nvidias_hook;
 use crate::parts::{device_numbers, entries, is_block, text};
 use crate::supervision::knows_driver;
 
-/// Whether the driver's calls may fail in a container that asks for no share: the driver is one whose calls are known,
-/// and the bundle gives the container no way to its devices.
+/// Whether the driver's calls may fail in a container that asks for no share: the driver is one whose calls are
+/// known, and the bundle gives the container no way to its devices.
 pub fn is_bystander(json: &Value, roots: &Roots) -> bool {
     loaded_driver(&roots.proc).is_some_and(|version| knows_driver(&version)) && !may_open_gpus(json, roots)
 }
 
-/// Whether a bundle gives its container a way to a device of the driver's: a node, a device rule, a mount of the
-/// host's nodes, or a hook of NVIDIA's. Monitors, whole GPUs and privileged agents have one. In doubt it has.
+/// Whether a bundle gives its container a way to a device of the driver's: a node, a device rule, a mount of
+/// the host's nodes, or a hook of NVIDIA's. Monitors, whole GPUs and privileged agents have one. In doubt it has.
 fn may_open_gpus(json: &Value, roots: &Roots) -> bool {
     let Ok(majors) = nvidias_majors(&roots.proc) else { return true };
     let is_nvidias = |major: u64| majors.contains(&major);
@@ -38,7 +38,7 @@ fn brings_nodes(mount: &Value, dev: &Path) -> bool {
     if !source.is_absolute() {
         return false; // a file system of its own
     }
-    // What is not there has no nodes.
+    // A missing source has no nodes.
     let source = source.canonicalize().unwrap_or_else(|_| source.to_path_buf());
     let dev = dev.canonicalize().unwrap_or_else(|_| dev.to_path_buf());
     let below = source.strip_prefix(&dev).ok().and_then(|below| below.iter().next()?.to_str());
@@ -59,7 +59,7 @@ mod tests {
         let folder = TempDir::new().unwrap();
         fs::create_dir_all(folder.path().join("proc")).unwrap();
         fs::create_dir_all(folder.path().join("dev/dri")).unwrap();
-        let devices = "Character devices:\n  1 mem\n195 nvidia-frontend\n234 nvidia-caps\n510 nvidia-uvm\n\nBlock devices:\n";
+        let devices = "Character devices:\n  1 mem\n195 nvidia-frontend\n234 nvidia-caps\n510 nvidia-uvm\n\n";
         fs::write(folder.path().join("proc/devices"), devices).unwrap();
         let roots = Roots { proc: folder.path().into(), dev: folder.path().into(), ..Roots::default() };
         (folder, roots)
