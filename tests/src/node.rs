@@ -69,12 +69,13 @@ impl SimulatedNode {
         let config = PathBuf::from(outcome.stdout.lines().last().unwrap_or_default());
         assert!(config.is_file(), "the simulator's last line is no settings file: {:?}", outcome.stdout);
         if let Ok(mode) = std::env::var(SUPERVISOR) {
-            let more = config.with_extension("toml.d");
-            fs::create_dir_all(&more).expect("a folder");
-            let program = artifacts::supervisor();
-            let text =
-                format!("[supervisor]\nmode = \"{mode}\"\n[paths]\nsupervisor = \"{}\"\n", program.display());
-            fs::write(more.join("supervisor.toml"), text).expect("they can be written");
+            let settings = fs::read_to_string(&config).expect("the simulator's settings can be read");
+            let program = format!("supervisor = {:?}", artifacts::supervisor().display().to_string());
+            let is_program = |line: &&str| line.starts_with("supervisor = ");
+            let line = settings.lines().find(is_program).expect("the simulator names a supervisor");
+            let settings = settings.replace(line, &program);
+            fs::write(&config, format!("{settings}\n[supervisor]\nmode = \"{mode}\"\n"))
+                .expect("they can be written");
         }
         Self { scratch, config }
     }
