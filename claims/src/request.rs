@@ -61,6 +61,8 @@ pub struct Request {
     pub needs_supervisor: bool,
     /// Whether a supervisor outside of the container holds its memory. The node decides that, not who asks.
     pub is_supervised: bool,
+    /// Whether that supervisor is to hold its compute, too.
+    pub is_scheduled: bool,
     /// Another system's words for the grant, for programs in the container that read them.
     pub told: Option<Told>,
     /// Messages about decisions that the person who asked may not expect.
@@ -127,6 +129,7 @@ impl Request {
             interceptor: None,
             needs_supervisor: false,
             is_supervised: false,
+            is_scheduled: false,
             told: None,
             notes: Vec::new(),
         }

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::container::{find, short};
 use crate::failure::Failure;
-use crate::overview::{Looker, Overview, PartView, Process, ShareView};
+use crate::overview::{Looker, Overview, PartView, Process, ShareView, holders};
 use crate::table::{age, escaped};
 use crate::{Output, answer, node};
 
@@ -124,7 +124,7 @@ fn print(
         line("note", note)?;
     }
     line("mode", share.mode)?;
-    line("held by", share.held_by)?;
+    line("held by", &holders(share.held_by, share.compute_held_by))?;
     for part in &share.parts {
         let size = |bytes: u64| gpushare_inventory::DeviceMemory::from_bytes(bytes).to_string();
         let memory = match (part.memory_bytes, part.limit_bytes) {

@@ -8,7 +8,9 @@ use anyhow::Result;
 use gpushare_config::Config;
 use gpushare_inject::{MemoryUse, out_of_service};
 use gpushare_inventory::{DeviceMemory, Faults, Gpu, GpuUuid, Node, NodeError, SickGpu};
-use gpushare_quota::{Following, GpuLoad, Lease, Loads, Reason, Refused, Running, StateFolder, Store};
+use gpushare_quota::{
+    Following, GpuLoad, HeldBy, Lease, Loads, Reason, Refused, Running, StateFolder, Store,
+};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock as GpuClock, TemperatureSensor};
 use schemars::JsonSchema;
@@ -98,6 +100,8 @@ pub struct ShareView {
     pub mode: &'static str,
     /// Holder of its memory within the limit: `supervisor`, `library`, `driver` or `nobody`.
     pub held_by: &'static str,
+    /// Holder of its part of compute, likewise.
+    pub compute_held_by: &'static str,
     /// `reserved`, `active` or `gone`.
     pub state: &'static str,
     /// Seconds since 1970.
@@ -393,6 +397,14 @@ fn plain(gpu: &Gpu, load: &GpuLoad) -> GpuView {
     }
 }
 
+/// Who holds memory, and who holds compute where that is somebody else.
+pub fn holders(memory: &str, compute: &str) -> String {
+    if compute == memory || compute == HeldBy::Nobody.name() {
+        return memory.to_owned();
+    }
+    format!("{memory}, compute by {compute}")
+}
+
 fn share(lease: &Lease, seen: &Seen, node: &Node, violations: &[Violation]) -> ShareView {
     let member = &lease.member;
     let pod = member.name.as_ref();
@@ -411,6 +423,7 @@ fn share(lease: &Lease, seen: &Seen, node: &Node, violations: &[Violation]) -> S
         project: member.called.project.clone().unwrap_or_default(),
         mode: lease.enforcement.terms().company.mode().name(),
         held_by: lease.held_by().name(),
+        compute_held_by: lease.compute_held_by().name(),
         state: ps::state(lease),
         granted_at: lease.granted_at,
         pid: ps::first_pid(lease),

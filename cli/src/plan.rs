@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::iter;
 use std::path::Path;
 
+use crate::overview::holders;
 use anyhow::{Context, Result};
 use gpushare_config::Config;
 use gpushare_inject::{
@@ -103,7 +104,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
         request.notes.push(OF_THE_POD.to_owned());
     }
     admit_mode(&json, &request, &state)?;
-    decide(&mut request, (programs.supervisor_mode, programs.supervisor), &node, (&json, false))?;
+    decide(&mut request, programs.supervisor, &node, (&json, false))?;
     clear(&mut json, &request, false)?;
     take_out_driver(&mut json, &node.driver.sources());
     let grants = match container.reserved() {
@@ -123,13 +124,7 @@ pub fn plan(path: &Path, as_json: bool) -> Result<()> {
             true => joined.enforcement,
             false => joined.enforcement.begun_by(&request),
         };
-        check_lease(
-            &lease,
-            &request,
-            (programs.supervisor_mode, programs.supervisor),
-            &node,
-            (&json, false),
-        )?;
+        check_lease(&lease, &request, programs.supervisor, &node, (&json, false))?;
     }
     request.notes.extend(too_little(&lease));
     Requirements::of(&container)?.check(&Offer::of(&node, &lease))?;
@@ -272,7 +267,9 @@ fn print(request: &Request, lease: &Lease, plan: &Plan, node: &Node) -> io::Resu
         let most = bounds.most;
         writeln!(out, "granted   up to {most} on each GPU while it has that (needs gpushare meter)")?;
     }
-    writeln!(out, "held by   {}", lease.enforcement_for(request).terms().held_by.name())?;
+    let enforcement = lease.enforcement_for(request);
+    let compute = Lease { enforcement, ..lease.clone() }.compute_held_by();
+    writeln!(out, "held by   {}", holders(enforcement.terms().held_by.name(), compute.name()))?;
     if let Some(limiter) = &plan.limiter {
         let else_what = if limiter.is_required { "is refused" } else { "goes without" };
         writeln!(

@@ -38,6 +38,8 @@ const SUPERVISOR_MODES: [(&str, SupervisorMode); 3] =
     [("off", SupervisorMode::Off), ("auto", SupervisorMode::Auto), ("required", SupervisorMode::Required)];
 /// Whether calls to the driver fail in containers that have no device of it.
 const BYSTANDERS: [(&str, bool); 2] = [("allow", false), ("deny", true)];
+/// Whether supervisors hold compute.
+const COMPUTE: [(&str, bool); 2] = [("library", false), ("supervisor", true)];
 /// Whether MPS has a card for its server alone.
 const MPS_COMPUTE_MODE: [(&str, bool); 2] = [("exclusive", true), ("unchanged", false)];
 /// Whether a rule ends containers.
@@ -132,6 +134,7 @@ struct InjectSection {
 #[serde(default, deny_unknown_fields)]
 struct SupervisorSection {
     mode: String,
+    compute: String,
     bystanders: String,
 }
 
@@ -347,6 +350,7 @@ impl File {
             )?,
             driver_limits: checked("inject.driver_limit", &self.inject.driver_limit, &DRIVER_LIMITS)?,
             supervisor_mode: checked("supervisor.mode", &self.supervisor.mode, &SUPERVISOR_MODES)?,
+            supervisor_holds_compute: checked("supervisor.compute", &self.supervisor.compute, &COMPUTE)?,
             denies_bystanders: checked("supervisor.bystanders", &self.supervisor.bystanders, &BYSTANDERS)?,
             left_out: left_out(self.inject.leave_out)?,
             mps_is_exclusive: checked("mps.compute_mode", &self.mps.compute_mode, &MPS_COMPUTE_MODE)?,

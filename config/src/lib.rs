@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpushare_inject::{DriverLimits, Programs, Settings, SupervisorMode};
+use gpushare_inject::{DriverLimits, Programs, Settings, SupervisorMode, SupervisorSettings};
 use gpushare_inventory::{DeviceMemory, GpuUuid, LeftOut, Roots, cdi_devices};
 use gpushare_quota::Admission;
 use gpushare_request::{Container, Policy, cdi_names};
@@ -52,6 +52,8 @@ pub struct Config {
     pub denies_user_namespaces: bool,
     /// Whether supervisors hold the memory of containers with a share.
     pub supervisor_mode: SupervisorMode,
+    /// Whether they hold compute, too.
+    pub supervisor_holds_compute: bool,
     /// Whether calls to the driver fail in containers that ask for no share and have no device of it.
     pub denies_bystanders: bool,
     /// Whether the driver limits containers with a share, too.
@@ -213,9 +215,17 @@ impl Config {
             log: self.log.arguments(),
             cli: &self.paths.cli,
             settings: file,
-            supervisor_mode: self.supervisor_mode,
-            supervisor: &self.paths.supervisor,
+            supervisor: self.supervisor(),
             driver_limits: self.driver_limits,
+        }
+    }
+
+    /// The settings of supervisors.
+    pub fn supervisor(&self) -> SupervisorSettings<'_> {
+        SupervisorSettings {
+            mode: self.supervisor_mode,
+            program: &self.paths.supervisor,
+            holds_compute: self.supervisor_holds_compute,
         }
     }
 

@@ -40,7 +40,7 @@ use crate::region::{Region, RegionError};
 use crate::requirement::{Offer, RequirementError, Requirements};
 use crate::rights;
 use crate::settings::{Programs, Settings};
-use crate::supervision::{SupervisionError, SupervisorMode, check_lease, decide};
+use crate::supervision::{SupervisionError, check_lease, decide};
 use crate::used::open_measured;
 
 /// A container that asks for a share.
@@ -247,11 +247,6 @@ pub fn known_node(state: &StateFolder, settings: &Settings) -> Result<Node, Gran
     Ok(node.with_totals(&totals).without_faulty(&Faults::load(state.path()))?)
 }
 
-/// The settings of the supervisor.
-fn supervisor<'a>(programs: &Programs<'a>) -> (SupervisorMode, &'a Path) {
-    (programs.supervisor_mode, programs.supervisor)
-}
-
 /// All that a grant depends on besides the quota store: the container's request, its image, and the node.
 struct Facts<'a> {
     state: StateFolder,
@@ -288,7 +283,7 @@ impl<'a> Facts<'a> {
         }
         admit_mode(&requester.json, &request, &state)?;
         let bundle = (&requester.json, requester.is_read);
-        decide(&mut request, supervisor(&programs), &node, bundle)?;
+        decide(&mut request, programs.supervisor, &node, bundle)?;
         tell(requester.key, &request);
         clear(&mut requester.json, &request, requester.is_read)?;
         if !requester.is_read {
@@ -341,7 +336,7 @@ impl<'a> Facts<'a> {
         let lease = reservation.lease();
         self.requirements.check(&Offer::of(&self.node, &part_of(lease, &self.request)))?;
         let bundle = (&requester.json, requester.is_read);
-        check_lease(lease, &self.request, supervisor(&self.programs), &self.node, bundle)?;
+        check_lease(lease, &self.request, self.programs.supervisor, &self.node, bundle)?;
         Ok(reservation)
     }
 

@@ -79,7 +79,7 @@ mod tests {
 
     use super::*;
     use crate::driver_limit::DriverLimits;
-    use crate::supervision::SupervisorMode;
+    use crate::supervision::SupervisorSettings;
 
     #[test]
     fn the_child_reads_the_settings_that_a_relative_path_names() {
@@ -107,8 +107,7 @@ mod tests {
                 log: Vec::new(),
                 cli: &cli,
                 settings: Some(file.into()),
-                supervisor_mode: SupervisorMode::Off,
-                supervisor: Path::new("/usr/bin/gpushare-supervisor"),
+                supervisor: SupervisorSettings::off(),
                 driver_limits: DriverLimits::Off,
             },
             history: none,

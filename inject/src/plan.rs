@@ -24,7 +24,7 @@ use crate::outside_plan::OutsidePlan;
 use crate::plan_parts::PlanParts;
 use crate::region::Region;
 use crate::settings::Programs;
-use crate::supervision::{Budgets, Supervised};
+use crate::supervision::{Budgets, Supervised, boards};
 
 pub use cache_change::CacheChange;
 
@@ -173,15 +173,19 @@ impl Plan {
 
 /// The supervisor that the wrapper starts for a container, if one holds it.
 fn supervised(request: &Request, lease: &Lease, parts: PlanParts) -> Option<Supervised> {
-    let is_supervised = lease.enforcement_for(request) == Enforcement::Supervised;
+    let is_supervised = lease.enforcement_for(request).is_supervised();
     let control = &parts.nodes.control.host_path;
+    let grants = lease.grants.iter();
+    let gpus = grants.filter_map(|grant| parts.gpus.iter().find(|gpu| gpu.uuid == grant.gpu));
     is_supervised.then(|| Supervised {
-        program: parts.programs.supervisor.into(),
+        program: parts.programs.supervisor.program.into(),
         driver: parts.driver_version.to_owned(),
         control: control.clone(),
         uvm: control.with_file_name("nvidia-uvm"),
+        gpus: gpus.map(|gpu| gpu.node.host_path.clone()).collect(),
         budget: Budgets::of(parts.programs.state).path(lease.id),
         limits: Region::of(parts.programs.state, lease.id).limits(),
+        boards: boards(parts.programs.state),
     })
 }
 

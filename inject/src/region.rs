@@ -307,7 +307,7 @@ fn encoded(lease: &Lease) -> Result<[u8; LIMITS_LEN], TooManyDevices> {
 }
 
 fn is_supervised(lease: &Lease) -> bool {
-    lease.enforcement == Enforcement::Supervised
+    lease.enforcement.is_supervised()
 }
 
 fn limits(lease: &Lease) -> Vec<DeviceLimits> {
@@ -317,6 +317,8 @@ fn limits(lease: &Lease) -> Vec<DeviceLimits> {
         cores_percent: grant.cores.map_or(100, |cores| u32::from(cores.percent())),
         policy: match lease.compute_policy {
             _ if lease.enforcement == Enforcement::Mps => ComputePolicy::Mps,
+            // The card's own scheduler keeps it, set from outside.
+            _ if lease.enforcement == Enforcement::Scheduled => ComputePolicy::None,
             _ if grant.cores.is_none() => ComputePolicy::None,
             request::ComputePolicy::Fixed => ComputePolicy::Fixed,
             request::ComputePolicy::Burst => ComputePolicy::Burst,

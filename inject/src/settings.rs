@@ -8,7 +8,7 @@ use gpushare_quota::Admission;
 use gpushare_request::Policy;
 
 use crate::driver_limit::DriverLimits;
-use crate::supervision::SupervisorMode;
+use crate::supervision::SupervisorSettings;
 
 /// The environment variable that names a settings file in place of the default one.
 pub const SETTINGS_VARIABLE: &str = "GPUSHARE_CONFIG";
@@ -53,10 +53,8 @@ pub struct Programs<'a> {
     pub cli: &'a Path,
     /// Path of the settings file, if it is not the default one. The CLI is told to read the same file.
     pub settings: Option<PathBuf>,
-    /// Whether supervisors hold the memory of containers (`supervisor.mode`).
-    pub supervisor_mode: SupervisorMode,
-    /// Path of the supervisor's binary.
-    pub supervisor: &'a Path,
+    /// Whether supervisors hold containers, and what of them.
+    pub supervisor: SupervisorSettings<'a>,
     /// Whether the driver limits containers too (`inject.driver_limit`).
     pub driver_limits: DriverLimits,
 }

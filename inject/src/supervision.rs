@@ -2,13 +2,14 @@
 //! start, and what the state folder keeps of it.
 
 mod budget;
+mod plans;
 mod record;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpushare_inventory::Node;
-use gpushare_quota::{Enforcement, Lease};
+use gpushare_quota::Lease;
 use gpushare_request::{InterceptorPolicy, Mode, Request};
 use gpushare_supervisor::abi::Era;
 pub use gpushare_supervisor::budget::Passed;
@@ -32,6 +33,28 @@ pub enum SupervisorMode {
     Required,
 }
 
+/// The settings of supervisors.
+#[derive(Clone, Copy, Debug)]
+pub struct SupervisorSettings<'a> {
+    /// Whether they hold memory (`supervisor.mode`).
+    pub mode: SupervisorMode,
+    /// Path of the program.
+    pub program: &'a Path,
+    /// Whether they hold compute, too (`supervisor.compute`).
+    pub holds_compute: bool,
+}
+
+impl SupervisorSettings<'_> {
+    /// None holds anything.
+    pub fn off() -> Self {
+        Self {
+            mode: SupervisorMode::Off,
+            program: Path::new("/usr/bin/gpushare-supervisor"),
+            holds_compute: false,
+        }
+    }
+}
+
 /// A supervisor that is to be started for a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Supervised {
@@ -43,10 +66,14 @@ pub struct Supervised {
     pub control: PathBuf,
     /// nvidia-uvm on the host; it need not be there.
     pub uvm: PathBuf,
+    /// The GPUs' own device files on the host, in the lease's order.
+    pub gpus: Vec<PathBuf>,
     /// The lease's budget.
     pub budget: PathBuf,
     /// The limits that its programs read.
     pub limits: PathBuf,
+    /// The folder of all GPUs' boards.
+    pub boards: PathBuf,
 }
 
 impl Supervised {
@@ -56,11 +83,14 @@ impl Supervised {
     /// # Errors
     /// When it cannot be started, or gives no answer within 20 seconds.
     pub fn start(&self, socket: &Path) -> Result<(), StartError> {
-        let Self { program, driver, control, uvm, budget, limits } = self;
+        let Self { program, driver, control, uvm, gpus, budget, limits, boards } = self;
         let mut start = Command::new(program);
         start.arg(START).arg("--driver").arg(driver).arg("--control").arg(control).arg("--uvm").arg(uvm);
+        for gpu in gpus {
+            start.arg("--gpu").arg(gpu);
+        }
         start.arg("--budget-path").arg(budget).arg("--limits-path").arg(limits);
-        start.arg("--socket-path").arg(socket);
+        start.arg("--socket-path").arg(socket).arg("--boards").arg(boards);
         let path = || program.clone();
         match child::run(start).map_err(|source| StartError::Run { path: path(), source })? {
             Ended::Well => Ok(()),
@@ -161,13 +191,21 @@ pub enum Hindrance {
     Program(PathBuf),
 }
 
+/// Name of the folder of all GPUs' boards, in the state folder.
+const BOARDS: &str = "boards";
+
+/// The folder of all GPUs' boards.
+pub(crate) fn boards(state: &Path) -> PathBuf {
+    state.join(BOARDS)
+}
+
 /// Decides whether a supervisor is to hold the memory of a container with this request, and notes why not.
 ///
 /// # Errors
 /// When one is required and none can, or the bundle's filter has a listener of its own.
 pub fn decide(
     request: &mut Request,
-    (mode, program): (SupervisorMode, &Path),
+    SupervisorSettings { mode, program, holds_compute }: SupervisorSettings,
     node: &Node,
     (json, is_read): (&Value, bool),
 ) -> Result<(), SupervisionError> {
@@ -178,7 +216,7 @@ pub fn decide(
     match (hindrance(program, node, request, is_read), mode) {
         (None, _) => match own_listener(json) {
             Some(place) => return Err(SupervisionError::Listener { place }),
-            None => request.is_supervised = true,
+            None => (request.is_supervised, request.is_scheduled) = (true, holds_compute),
         },
         (Some(why), _) if request.needs_supervisor => return Err(SupervisionError::Asked(why)),
         (Some(why), SupervisorMode::Required) => return Err(SupervisionError::Required(why)),
@@ -234,23 +272,23 @@ pub fn on_node(program: &Path, node: &Node) -> Result<(), Hindrance> {
 pub fn check_lease(
     lease: &Lease,
     request: &Request,
-    (mode, program): (SupervisorMode, &Path),
+    SupervisorSettings { mode, program, .. }: SupervisorSettings,
     node: &Node,
     (json, is_read): (&Value, bool),
 ) -> Result<(), SupervisionError> {
     match (lease.enforcement, lease.enforcement_for(request)) {
-        (Enforcement::Supervised, _) => match hindrance(program, node, request, is_read) {
+        (held, _) if held.is_supervised() => match hindrance(program, node, request, is_read) {
             Some(why) => Err(SupervisionError::Beside(why)),
             None => own_listener(json).map_or(Ok(()), |place| Err(SupervisionError::Listener { place })),
         },
-        (_, held) if held != Enforcement::Supervised && request.needs_supervisor => {
+        (_, held) if !held.is_supervised() && request.needs_supervisor => {
             Err(SupervisionError::Asked(Hindrance::Joined))
         }
         (_, held) if mode == SupervisorMode::Required && held.terms().has_region => {
             Err(SupervisionError::Required(Hindrance::Joined))
         }
         (_, held) => {
-            if request.is_supervised && held != Enforcement::Supervised {
+            if request.is_supervised && !held.is_supervised() {
                 let why = Hindrance::Joined;
                 tracing::warn!(%why, "libraries hold its memory, since no supervisor can");
             }
@@ -278,7 +316,7 @@ pub fn supervision(state: &Path, lease: i64) -> std::io::Result<Option<Supervisi
 
 /// Whether a lease that a supervisor holds has lost all of its supervisors.
 pub fn has_lost_supervisor(state: &Path, lease: &Lease) -> bool {
-    lease.enforcement == Enforcement::Supervised
+    lease.enforcement.is_supervised()
         && lease.has_containers()
         && Budgets::of(state).is_in_use(lease.id).is_ok_and(|is| !is)
 }

@@ -12,6 +12,8 @@ pub enum Enforcement {
     Intercepted,
     /// A supervisor outside of the container for memory, and gpushare's libraries for all else.
     Supervised,
+    /// A supervisor outside of the container for memory and compute, and gpushare's libraries for all else.
+    Scheduled,
     /// gpushare's libraries for memory, and NVIDIA's Multi-Process Service for compute.
     Mps,
     /// Another system's interception library. The request proved that the bundle brings it.
@@ -88,7 +90,7 @@ pub struct Terms {
     /// Whether memory is held by the books that our libraries keep in each process: a process that did not
     /// load them, and memory without an entry, are past the limit.
     pub is_held_by_books: bool,
-    /// Whether a part of compute is a part of the GPU's time.
+    /// Whether a part of compute is a part of the GPU's time, which is measured.
     pub shares_time: bool,
     /// How much of the driver the container gets.
     pub extent: Extent,
@@ -98,8 +100,15 @@ pub struct Terms {
 
 impl Enforcement {
     /// Every way.
-    pub const ALL: [Self; 6] =
-        [Self::Intercepted, Self::Supervised, Self::Mps, Self::Foreign, Self::TimeSliced, Self::WholeGpu];
+    pub const ALL: [Self; 7] = [
+        Self::Intercepted,
+        Self::Supervised,
+        Self::Scheduled,
+        Self::Mps,
+        Self::Foreign,
+        Self::TimeSliced,
+        Self::WholeGpu,
+    ];
 
     /// How a lease for this request is held. Another system's library holds it only where the request proved
     /// that it is in the bundle, and the settings let it.
@@ -109,6 +118,7 @@ impl Enforcement {
             (Mode::TimeSlice, _) => Self::TimeSliced,
             (Mode::Mps, _) => Self::Mps,
             (Mode::Share, Some((_, InterceptorPolicy::StandDown))) => Self::Foreign,
+            (Mode::Share, _) if request.is_supervised && request.is_scheduled => Self::Scheduled,
             (Mode::Share, _) if request.is_supervised => Self::Supervised,
             (Mode::Share, _) => Self::Intercepted,
         }
@@ -120,20 +130,17 @@ impl Enforcement {
         match (self, Self::of(request)) {
             (held @ (Self::WholeGpu | Self::TimeSliced | Self::Mps), _) => held,
             (_, Self::Foreign) => Self::Foreign,
-            (Self::Supervised, _) => Self::Supervised,
-            (_, Self::Intercepted | Self::Supervised | Self::Mps | Self::TimeSliced | Self::WholeGpu) => {
-                Self::Intercepted
-            }
+            (held @ (Self::Supervised | Self::Scheduled), _) => held,
+            (Self::Intercepted | Self::Foreign, _) => Self::Intercepted,
         }
     }
 
     /// Returns how a reserved share is held from when a container with this request begins to use it, while no
     /// other one does: only then is it known whether a supervisor can hold it.
     pub fn begun_by(self, request: &Request) -> Self {
-        match (self, Self::of(request)) {
-            (Self::Intercepted | Self::Supervised, held @ (Self::Intercepted | Self::Supervised)) => held,
-            _ => self,
-        }
+        let is_ours = |one: Self| matches!(one, Self::Intercepted | Self::Supervised | Self::Scheduled);
+        let held = Self::of(request);
+        if is_ours(self) && is_ours(held) { held } else { self }
     }
 
     /// Its row.
@@ -154,6 +161,8 @@ impl Enforcement {
                 let held_by = HeldBy::Supervisor;
                 Terms { name: "supervised", held_by, is_held_by_books: false, ..Self::Intercepted.terms() }
             }
+            // Nobody can take more of the GPU's time than it is given.
+            Self::Scheduled => Terms { name: "scheduled", shares_time: false, ..Self::Supervised.terms() },
             Self::Mps => {
                 Terms { name: "mps", company: Company::Mps, shares_time: false, ..Self::Intercepted.terms() }
             }
@@ -191,6 +200,11 @@ impl Enforcement {
                 forward_compatible: true,
             },
         }
+    }
+
+    /// Whether a supervisor holds it.
+    pub const fn is_supervised(self) -> bool {
+        matches!(self.terms().held_by, HeldBy::Supervisor)
     }
 
     /// The way of this name.

@@ -262,6 +262,18 @@ impl Lease {
         }
     }
 
+    /// Who keeps its containers within their part of compute; the driver by its MPS server.
+    pub fn compute_held_by(&self) -> HeldBy {
+        match self.enforcement {
+            Enforcement::Scheduled => HeldBy::Supervisor,
+            _ if self.grants.iter().all(|grant| grant.cores.is_none()) => HeldBy::Nobody,
+            Enforcement::Mps => HeldBy::Driver,
+            Enforcement::TimeSliced | Enforcement::WholeGpu => HeldBy::Nobody,
+            _ if self.compute_policy == ComputePolicy::None => HeldBy::Nobody,
+            Enforcement::Intercepted | Enforcement::Supervised | Enforcement::Foreign => HeldBy::Library,
+        }
+    }
+
     /// Whether a process that did not load our libraries is past a limit: that of memory where their books
     /// hold it, and that of compute where there is one.
     pub fn needs_libraries(&self) -> bool {

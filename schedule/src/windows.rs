@@ -31,9 +31,13 @@ pub struct Overrun {
 }
 
 impl Overrun {
+    /// Most that is owed, in microseconds: a program that was stopped for longer in a debugger, or a machine that
+    /// was, begins anew.
+    const MOST: u64 = 1_000_000;
+
     /// Adds microseconds that it ran outside of its windows, for whatever reason.
     pub fn add(&mut self, micros: u64) {
-        self.owed = self.owed.saturating_add(micros);
+        self.owed = self.owed.saturating_add(micros).min(Self::MOST);
     }
 
     /// What it pays in this frame: at most half of its window.

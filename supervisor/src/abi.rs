@@ -54,6 +54,8 @@ impl Status {
     pub const INSUFFICIENT_PERMISSIONS: Self = Self(0x1b);
     /// NV_ERR_NO_MEMORY. CUDA reports it as CUDA_ERROR_OUT_OF_MEMORY.
     pub const NO_MEMORY: Self = Self(0x51);
+    /// NV_ERR_INVALID_OBJECT_PARENT.
+    pub const INVALID_PARENT: Self = Self(0x36);
 }
 
 /// Size in bytes and offsets of NVOS21_PARAMETERS, the short form of [`number::ALLOC`], and of the fields that
@@ -167,8 +169,6 @@ pub mod heap {
     pub const HW_FREE: u32 = 20;
     /// data.HwFree.hResourceHandle, u32.
     pub const HW_HANDLE: usize = 40;
-    /// NVOS32_FUNCTION_HW_ALLOC and NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR, which carry addresses.
-    pub const WITH_ADDRESSES: [u32; 2] = [19, 27];
     /// Functions that only ask, or change the compression of memory that is there: INFO, REACQUIRE_COMPR,
     /// RELEASE_COMPR, GET_MEM_ALIGNMENT.
     pub const HARMLESS: [u32; 4] = [5, 15, 16, 18];
@@ -278,6 +278,24 @@ pub mod device_ids {
     pub const MASK: usize = 0;
 }
 
+/// NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS: what an object of a client is.
+pub mod handle_info {
+    /// NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, of the client itself.
+    pub const COMMAND: u32 = 0xd02;
+    /// Size of its parameters.
+    pub const SIZE: usize = 16;
+    /// hObject, u32.
+    pub const OBJECT: usize = 0;
+    /// index, u32: what is asked.
+    pub const ASKED: usize = 4;
+    /// data, u64: the answer.
+    pub const RESULT: usize = 8;
+    /// Asks for the handle of its parent.
+    pub const PARENT: u32 = 1;
+    /// Asks for its class, as it was allocated.
+    pub const CLASS: u32 = 2;
+}
+
 /// Control calls that stop and start channels, which they name by client and handle. RM lets anybody name anybody's.
 pub mod channels {
     /// One of these calls: numbers and offsets in bytes.
@@ -303,6 +321,29 @@ pub mod channels {
     pub const ROTATE_KEYS: List = List { command: 0x2080_111c, ..STOP_FOR_KEYS };
     /// All of them.
     pub const LISTS: [List; 3] = [STOP, STOP_FOR_KEYS, ROTATE_KEYS];
+    /// bDisable of [`STOP`], u8: 0 starts the channels.
+    pub const STOPS: usize = 0;
+    /// NVA06C_CTRL_CMD_GPFIFO_SCHEDULE of a group, and NVA06F_CTRL_CMD_GPFIFO_SCHEDULE of a channel: they let it be
+    /// scheduled for the first time.
+    pub const SCHEDULE: [u32; 2] = [0xa06c_0101, 0xa06f_0103];
+}
+
+/// NVA06C_CTRL_CMD_SET_TIMESLICE: for how long a channel group runs at a stretch while others have work.
+pub mod slice {
+    /// NVA06C_CTRL_CMD_SET_TIMESLICE, of the group.
+    pub const COMMAND: u32 = 0xa06c_0103;
+    /// Size of its parameters.
+    pub const SIZE: usize = 8;
+    /// timesliceUs, u64: microseconds.
+    pub const MICROSECONDS: usize = 0;
+}
+
+/// NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL: how often a channel group has its turn.
+pub mod interleave {
+    /// NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL, of the group.
+    pub const COMMAND: u32 = 0xa06c_0107;
+    /// Size of its parameters.
+    pub const SIZE: usize = 4;
 }
 
 /// NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS.

@@ -37,9 +37,9 @@ pub struct Record {
     parent: u32,
     class: u32,
     gpu: u32,
-    /// Bytes as RM counts them.
+    /// Bytes as RM counts them. Of a client, its file's number.
     bytes: u64,
-    /// Bytes that RM takes and does not count: rounding, page tables, channel groups.
+    /// Bytes that RM takes and does not count: rounding, page tables, channel groups. Of a client, its owner.
     cost: u64,
 }
 
@@ -62,6 +62,38 @@ pub struct Object {
     pub bytes: u64,
     /// Bytes that RM takes besides.
     pub cost: u64,
+}
+
+/// The handle of no client: those who made clients stand below it.
+const MAKERS: u32 = 0;
+
+/// A client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// Its handle.
+    pub handle: u32,
+    /// A process that has the client's file.
+    pub process: u32,
+    /// The file's number there.
+    pub fd: i32,
+    /// The process that made it, and for which RM counts its memory, once that is known.
+    pub owner: Option<u32>,
+}
+
+impl Client {
+    /// The client of a record, if it is one's.
+    fn of(object: &Object) -> Option<Self> {
+        let fd = u32::try_from(object.bytes).ok()?.cast_signed();
+        let owner = u32::try_from(object.cost).ok().filter(|owner| *owner != 0);
+        let is_one = object.class.kind() == Kind::Client;
+        is_one.then_some(Self { handle: object.client, process: object.parent, fd, owner })
+    }
+
+    fn record(&self) -> Object {
+        let (bytes, cost) = (u64::from(self.fd.cast_unsigned()), self.owner.map_or(0, u64::from));
+        let Self { handle, process, .. } = *self;
+        Object { client: handle, handle, parent: process, class: Class::CLIENT, gpu: None, bytes, cost }
+    }
 }
 
 /// Sums over the records of one GPU, in bytes.
@@ -360,18 +392,60 @@ impl<'m> Books<'m> {
         subdevices
     }
 
-    /// Handles of the clients that a process made calls with.
-    pub fn clients_of(&self, process: u32) -> Vec<u32> {
+    /// All channels.
+    pub fn channels(&self) -> Vec<Object> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
-        let is_it = |object: &Object| object.class.kind() == Kind::Client && object.parent == process;
-        all.filter(is_it).map(|object| object.client).collect()
+        all.filter(|object| object.class.kind() == Kind::Channel).collect()
     }
 
-    /// All processes that have a client.
+    /// All clients.
+    pub fn clients(&self) -> impl Iterator<Item = Client> + '_ {
+        let all = self.index.values().map(|slot| self.object(*slot as usize));
+        all.filter(|object| object.client != MAKERS).filter_map(|object| Client::of(&object))
+    }
+
+    /// Handles of the clients that are a process's: that it made, or made calls with where that is not known.
+    pub fn clients_of(&self, process: u32) -> Vec<u32> {
+        let its = self.clients().filter(|client| client.owner.unwrap_or(client.process) == process);
+        its.map(|client| client.handle).collect()
+    }
+
+    /// The client of this handle.
+    pub fn client(&self, handle: u32) -> Option<Client> {
+        self.get(handle, handle).as_ref().and_then(Client::of)
+    }
+
+    /// Notes a client.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room.
+    pub fn note_client(&mut self, client: &Client) -> Result<(), Full> {
+        if self.client(client.handle).as_ref() == Some(client) { Ok(()) } else { self.add(&client.record()) }
+    }
+
+    /// Notes that a process made a client, whose handle is not known yet. RM counts for it what that client will have.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no room.
+    pub fn note_maker(&mut self, process: u32) -> Result<(), Full> {
+        let record = Client { handle: MAKERS, process, fd: 0, owner: None }.record();
+        if self.get(MAKERS, process).is_some() {
+            return Ok(());
+        }
+        self.add(&Object { handle: process, ..record })
+    }
+
+    /// Forgets a process that made clients.
+    pub fn forget_maker(&mut self, process: u32) {
+        self.remove(MAKERS, process);
+    }
+
+    /// All processes that made a client, or have one.
     pub fn processes(&self) -> Vec<u32> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
-        let clients = all.filter(|object| object.class.kind() == Kind::Client);
-        let mut pids: Vec<u32> = clients.map(|client| client.parent).collect();
+        let clients = all.filter_map(|object| Client::of(&object));
+        let mut pids: Vec<u32> =
+            clients.flat_map(|client| client.owner.into_iter().chain([client.process])).collect();
         pids.sort_unstable();
         pids.dedup();
         pids
@@ -383,9 +457,9 @@ impl<'m> Books<'m> {
         for slot in self.index.values() {
             let object = self.object(*slot as usize);
             if object.gpu == Some(gpu)
-                && let Some(client) = self.get(object.client, object.client)
+                && let Some(client) = self.client(object.client)
             {
-                let sum = held.entry(client.parent).or_default();
+                let sum = held.entry(client.owner.unwrap_or(client.process)).or_default();
                 *sum = sum.saturating_add(object.bytes);
             }
         }

@@ -3,9 +3,10 @@
 //! It stands in memory that all supervisors of the lease map. Each writes its own slot alone, so that one that
 //! dies in the middle of anything leaves no other's figure wrong. A slot outlives its supervisor.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::books::{Gpu, MOST_GPUS};
+use crate::plan::{Plan, SharedPlan};
 
 /// Most supervisors of a lease at a time: its containers.
 pub const MOST_SLOTS: usize = 64;
@@ -41,7 +42,7 @@ pub struct Passed {
 
 /// Number of the page's layout: raised with every change to it. The page of a lease that stands may be an
 /// earlier version's.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// What a page begins with: "gpushare" with the number of its layout.
 const LAYOUT: u64 = u64::from_ne_bytes(*b"gpushare") ^ VERSION;
 
@@ -50,7 +51,10 @@ const LAYOUT: u64 = u64::from_ne_bytes(*b"gpushare") ^ VERSION;
 #[repr(C)]
 pub struct Page {
     layout: AtomicU64,
+    lease: AtomicI64,
     lines: [Line; MOST_GPUS],
+    /// How the lease shares each GPU's time; none where its supervisors do not hold that.
+    plans: [SharedPlan; MOST_GPUS],
     slots: [Slot; MOST_SLOTS],
 }
 
@@ -58,7 +62,8 @@ impl Page {
     /// A page in this process's own memory.
     pub fn new() -> Box<Self> {
         let slots = std::array::from_fn(|_| Slot::default());
-        Box::new(Self { layout: AtomicU64::new(LAYOUT), lines: Default::default(), slots })
+        let (layout, lease) = (AtomicU64::new(LAYOUT), AtomicI64::default());
+        Box::new(Self { layout, lease, lines: Default::default(), plans: Default::default(), slots })
     }
 
     /// The page as bytes, for a file. Nobody else may change it meanwhile.
@@ -87,6 +92,36 @@ impl Page {
     /// Bytes that line `gpu` grants.
     pub fn granted(&self, gpu: Gpu) -> u64 {
         self.lines[gpu].limit.load(Ordering::Acquire)
+    }
+
+    /// Which lease it is of.
+    pub fn lease(&self) -> i64 {
+        self.lease.load(Ordering::Relaxed)
+    }
+
+    /// Says which lease it is of.
+    pub fn set_lease(&self, lease: i64) {
+        self.lease.store(lease, Ordering::Relaxed);
+    }
+
+    /// How the lease shares the time of line `gpu`; `None` where no supervisor holds that.
+    pub fn plan(&self, gpu: Gpu) -> Option<Plan> {
+        self.plans[gpu].read()
+    }
+
+    /// Says how the lease shares the time of line `gpu`.
+    pub fn set_plan(&self, gpu: Gpu, plan: Option<&Plan>) {
+        self.plans[gpu].write(plan);
+    }
+
+    /// The UUID of line `gpu`, if the lease has one there.
+    pub fn uuid(&self, gpu: Gpu) -> Option<[u8; 16]> {
+        let line = self.lines.get(gpu).filter(|line| line.limit.load(Ordering::Acquire) > 0)?;
+        let mut uuid = [0; 16];
+        for (bytes, word) in uuid.chunks_exact_mut(4).zip(&line.uuid) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        Some(uuid)
     }
 
     /// Grants nothing any more.
@@ -151,11 +186,7 @@ impl<'p> Budget<'p> {
 
     /// The GPU with this UUID, if the lease has it.
     pub fn gpu(&self, uuid: &[u8; 16]) -> Option<Gpu> {
-        let is_it = |line: &Line| {
-            let words = line.uuid.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
-            line.limit.load(Ordering::Acquire) > 0 && words.eq(uuid.iter().copied())
-        };
-        self.page.lines.iter().position(is_it)
+        (0..MOST_GPUS).find(|gpu| self.page.uuid(*gpu).as_ref() == Some(uuid))
     }
 
     /// The GPUs of the lease.

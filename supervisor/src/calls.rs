@@ -5,24 +5,30 @@
 //! change them. So nothing that is let through is trusted: RM's own figures tell what it did ([`look`]).
 
 mod allocate;
+mod compute;
 mod control;
 mod duplicate;
 mod heap;
 mod look;
+mod owner;
+mod place;
 mod release;
 
+pub use compute::{Compute, Engines};
 pub use look::Race;
+pub use owner::twin_of;
 
 use nix::errno::Errno;
 
 use crate::abi::{
-    Class, Era, Kind, Status, control as controls, duplicate as dup, free, heap as vid_heap, number,
-    transfer, u32_at, u64_at,
+    Era, Status, control as controls, duplicate as dup, free, heap as vid_heap, number, transfer, u32_at,
+    u64_at,
 };
-use crate::books::{Books, Gpu, MOST_GPUS, Object};
+use crate::books::{Books, Client, Gpu, MOST_GPUS};
 use crate::budget::Budget;
+use crate::handles::Handles;
 use crate::journal::Journal;
-use crate::manager::{Manager, Subdevice, add_subdevice};
+use crate::manager::{Manager, add_subdevice};
 
 /// The largest structure of a call that is performed.
 pub const MOST_BYTES: usize = vid_heap::SIZE;
@@ -60,17 +66,24 @@ pub trait Processes {
     /// Its descriptor `fd`, if that is of RM's control device.
     fn file(&self, pid: u32, fd: i32) -> Option<Self::File>;
 
+    /// A descriptor of it that is readable once it has ended; `None` if it is not known.
+    fn watch(&self, pid: u32) -> Option<Self::File>;
+
+    /// Whether it is certainly the container's.
+    fn is_proved(&self, pid: u32) -> bool;
+
     /// Takes note that RM knows a file of this one as that of a client of the container's.
     fn prove(&mut self, pid: u32);
 
     /// Forgets one that has ended, and for which RM counts nothing.
     fn forget(&mut self, pid: u32);
 
-    /// Whether any was forgotten.
-    fn has_forgotten(&self) -> bool;
+    /// The next so many of those that were forgotten and whose numbers nobody has now, all of them in turn. What one left
+    /// to others, RM counts for it.
+    fn forgotten(&mut self, most: usize) -> Vec<u32>;
 
-    /// Whether a forgotten one had this number, which nobody has now. What it left to others, RM counts for it.
-    fn had(&self, pid: u32) -> bool;
+    /// Knows a forgotten one again.
+    fn remember(&mut self, pid: u32);
 }
 
 /// A call as the kernel reported it.
@@ -117,17 +130,6 @@ struct Passing {
 /// How long a call that was let through may still run, in microseconds, when nothing else proves that it ended.
 const MOST_PASSING: u64 = 20_000;
 
-/// Handles that the supervisor chooses, where a program lets RM choose, begin here. They are drawn from 2^24, since a
-/// program that knew the next one could take it.
-const OWN_HANDLES: u32 = 0xe500_0000;
-/// How often a handle of the supervisor's own may be taken already.
-const HANDLE_TRIES: usize = 8;
-
-/// Whether a handle is of those that the supervisor draws from.
-pub(crate) fn is_own(handle: u32) -> bool {
-    handle & 0xff00_0000 == OWN_HANDLES
-}
-
 /// Everything that decides about the calls of one container.
 pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     /// The driver's interface.
@@ -142,6 +144,7 @@ pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     pub manager: M,
     /// The container's processes.
     pub processes: P,
+    compute: Option<Compute<M::File>>,
     passing: Vec<Passing>,
     /// When RM's figures should be looked at, by the clock of [`Call::at`].
     look_at: Option<u64>,
@@ -149,7 +152,7 @@ pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     blind: [bool; MOST_GPUS],
     /// Processes that were let allocate since RM's figures were last looked at.
     let_allocate: Vec<u32>,
-    random: u64,
+    handles: Handles,
 }
 
 /// How long after a call that was let through RM's figures are looked at, in microseconds.
@@ -171,11 +174,12 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             journal,
             manager,
             processes,
+            compute: None,
             passing: Vec::new(),
             look_at: None,
             blind: [false; MOST_GPUS],
             let_allocate: Vec::new(),
-            random: seed | 1,
+            handles: Handles::new(seed),
         };
         (0..MOST_GPUS).for_each(|gpu| this.settle_budget(gpu));
         this
@@ -214,20 +218,17 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         };
         let inner = Call { number, size: size as usize, address: u64_at(&outer, transfer::ADDRESS), ..*call };
         match number {
-            // It would be changed into one of those that are performed while it is looked at, if it were let
-            // through. No driver library sends any other call in this way: all are smaller than 4 KiB.
             number::ALLOC
             | number::FREE
             | number::CONTROL
             | number::DUP_OBJECT
             | number::VID_HEAP_CONTROL => match self.handle(&inner, program, file) {
-                Answer::LetThrough if self.is_blind() => Answer::Fail(Errno::ENOMEM),
-                Answer::LetThrough => self.let_through(call, true),
+                // Another thread could make any other call of it, a FREE that nobody sees among them. No driver library
+                // transfers any: RM's structures are smaller than 4 KiB, from where on libraries do.
+                Answer::LetThrough => Answer::Fail(Errno::EINVAL),
                 answer => answer,
             },
-            number::TRANSFER => Answer::Fail(Errno::EINVAL),
-            _ if self.is_blind() => Answer::Fail(Errno::ENOMEM),
-            _ => self.let_through(call, true),
+            _ => Answer::Fail(Errno::EINVAL),
         }
     }
 
@@ -240,7 +241,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         let Call { thread, process, at, .. } = *call;
         self.passing.retain(|passing| at.saturating_sub(passing.at) < MOST_PASSING);
         self.passing.push(Passing { thread, process, makes_duplicates, at });
-        if matches!(call.number, number::ALLOC | number::TRANSFER) {
+        if call.number == number::ALLOC {
             let _ = self.look_at.get_or_insert(at + LOOK_AFTER);
             if !self.let_allocate.contains(&process) {
                 self.let_allocate.push(process);
@@ -275,84 +276,13 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    fn random(&mut self) -> u64 {
-        // xorshift64 (Marsaglia, 2003).
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-
-    fn own_handle(&mut self) -> u32 {
-        let [_, low, middle, high, ..] = self.random().to_le_bytes();
-        OWN_HANDLES | u32::from_le_bytes([low, middle, high, 0])
-    }
-
     /// Makes a subdevice of the supervisor's own under a device of the client's, and returns its handle.
     ///
     /// # Errors
     /// RM's status.
     fn own_subdevice(&mut self, client: u32, device: u32, file: &M::File) -> Result<u32, Status> {
-        let mut status = Status::DUPLICATE;
-        for _ in 0..HANDLE_TRIES {
-            let handle = self.own_handle();
-            match add_subdevice(&mut self.manager, file, [client, device, handle], self.era) {
-                Ok(()) => return Ok(handle),
-                Err(Status::DUPLICATE) => {}
-                Err(other) => {
-                    status = other;
-                    break;
-                }
-            }
-        }
-        Err(status)
-    }
-
-    /// The GPU that objects under `parent` lie on, which RM says.
-    ///
-    /// # Errors
-    /// The status with which RM answers an allocation under this parent, or NO_MEMORY for a GPU that the lease
-    /// does not have.
-    fn gpu_of(&mut self, client: u32, parent: u32, file: &M::File) -> Result<Gpu, Status> {
-        let known = self.books.get(client, parent).filter(|object| object.class.kind() != Kind::Channel);
-        if let Some(gpu) = known.and_then(|object| object.gpu) {
-            return Ok(gpu);
-        }
-        let mut subdevice = Subdevice { file, client, handle: parent };
-        let mut class = Class::SUBDEVICE;
-        let uuid = match subdevice.uuid(&mut self.manager) {
-            Some(uuid) => uuid,
-            None => {
-                class = Class::DEVICE;
-                // RM has one subdevice for each device: the program's, if it made one.
-                let known = self.books.subdevice_of(client, parent);
-                subdevice.handle = known.map_or(0, |known| known.handle);
-                match known.and_then(|_| subdevice.uuid(&mut self.manager)) {
-                    Some(uuid) => uuid,
-                    None => {
-                        subdevice.handle = self.own_subdevice(client, parent, file)?;
-                        subdevice.uuid(&mut self.manager).ok_or(Status::INVALID_ARGUMENT)?
-                    }
-                }
-            }
-        };
-        let gpu = self.budget.gpu(&uuid).ok_or(Status::NO_MEMORY)?;
-        let known = |handle, parent, class| Object {
-            client,
-            handle,
-            parent,
-            class,
-            gpu: Some(gpu),
-            bytes: 0,
-            cost: 0,
-        };
-        if class == Class::DEVICE {
-            let _ = self.books.add(&known(parent, client, class));
-            let _ = self.books.add(&known(subdevice.handle, parent, Class::SUBDEVICE));
-        } else {
-            let _ = self.books.add(&known(parent, client, class));
-        }
-        Ok(gpu)
+        let Self { manager, handles, era, .. } = self;
+        handles.first_free(|handle| add_subdevice(manager, file, [client, device, handle], era))
     }
 
     /// Brings this supervisor's part of the budget to what the books say.
@@ -361,21 +291,14 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
     }
 
     /// Notes by which process and descriptor a client can be reached.
-    fn note_client(&mut self, client: u32, call: &Call) {
-        let object = Object {
-            client,
-            handle: client,
-            parent: call.process,
-            class: Class::CLIENT,
-            gpu: None,
-            bytes: u64::from(call.fd.cast_unsigned()),
-            cost: 0,
-        };
-        match self.books.get(client, client) {
-            Some(known) if known == object => {}
-            // RM counts a client's memory for the process that made it, so that stays who owns it while it lives.
-            Some(known) if self.processes.lives(known.parent) && known.parent != call.process => {}
-            _ => drop(self.books.add(&object)),
+    fn note_client(&mut self, handle: u32, call: &Call) {
+        let known = self.books.client(handle);
+        // The first one that lives stays: it may be the one that made the client.
+        let is_reached =
+            known.is_some_and(|known| known.process != call.process && self.processes.lives(known.process));
+        if !is_reached {
+            let owner = known.and_then(|known| known.owner);
+            let _ = self.books.note_client(&Client { handle, process: call.process, fd: call.fd, owner });
         }
     }
 }

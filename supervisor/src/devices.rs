@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use nix::sys::stat::{SFlag, fstat, major};
+use nix::sys::stat::{SFlag, major};
+
+use crate::sys;
 
 /// A device's identity: of a device node its major and minor number, of any other file that of the file itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,12 +50,12 @@ impl Devices {
         Ok(Self { control: identity(control)?, uvm: identity(uvm).ok(), gpus })
     }
 
-    /// What an open file is.
+    /// What an open file is. Nobody's file system is asked for it: it could take its time.
     pub fn kind(&self, file: impl AsFd) -> FileKind {
-        let Ok(stat) = fstat(file) else { return FileKind::Other };
-        let is_node = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR;
+        let Ok(seen) = sys::glance(file) else { return FileKind::Other };
+        let is_node = SFlag::from_bits_truncate(seen.mode) & SFlag::S_IFMT == SFlag::S_IFCHR;
         let identity =
-            if is_node { Identity::Node(stat.st_rdev) } else { Identity::File(stat.st_dev, stat.st_ino) };
+            if is_node { Identity::Node(seen.number) } else { Identity::File(seen.device, seen.inode) };
         match identity {
             one if one == self.control => FileKind::Control,
             one if Some(one) == self.uvm => FileKind::Uvm,

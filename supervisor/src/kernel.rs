@@ -2,24 +2,28 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
 use crate::abi::put;
+use crate::books::Gpu;
 use crate::manager::{Manager, Pointed};
 use crate::sys;
 
 /// RM in the kernel.
+#[derive(Clone)]
 pub struct Kernel {
     /// nvidiactl.
     control: PathBuf,
+    /// The GPUs' own files, by their lines in the lease.
+    gpus: Vec<PathBuf>,
 }
 
 impl Kernel {
-    /// RM behind this device file.
-    pub fn new(control: PathBuf) -> Self {
-        Self { control }
+    /// RM behind nvidiactl, with the own files of the lease's GPUs.
+    pub fn new(control: PathBuf, gpus: Vec<PathBuf>) -> Self {
+        Self { control, gpus }
     }
 }
 
@@ -44,9 +48,19 @@ impl Manager for Kernel {
         done
     }
 
-    /// No GPU's own file is opened, so that none is initialised, or kept so, by us: RM knows those that the container
-    /// uses.
-    fn open(&mut self) -> Option<OwnedFd> {
-        File::options().read(true).write(true).open(&self.control).ok().map(OwnedFd::from)
+    fn copy(&self, file: &OwnedFd) -> Option<OwnedFd> {
+        file.try_clone().ok()
     }
+
+    fn open(&mut self) -> Option<OwnedFd> {
+        open(&self.control)
+    }
+
+    fn open_gpu(&mut self, gpu: Gpu) -> Option<OwnedFd> {
+        open(self.gpus.get(gpu)?)
+    }
+}
+
+fn open(path: &Path) -> Option<OwnedFd> {
+    File::options().read(true).write(true).open(path).ok().map(OwnedFd::from)
 }

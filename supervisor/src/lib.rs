@@ -8,19 +8,24 @@
 #![deny(unsafe_code)]
 
 pub mod abi;
+pub mod board;
 pub mod books;
 pub mod budget;
 pub mod calls;
 pub mod devices;
+pub mod engine;
 pub mod filter;
+pub mod handles;
 pub mod handover;
 pub mod journal;
 pub mod keeper;
 pub mod kernel;
 pub mod manager;
 pub mod memory;
+pub mod plan;
 pub mod program;
 pub mod rights;
 pub mod sys;
 pub mod tasks;
+pub mod timekeeper;
 pub mod worker;

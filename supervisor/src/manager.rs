@@ -3,9 +3,10 @@
 use nix::errno::Errno;
 
 use crate::abi::{
-    Class, Era, Status, alloc, control, device_ids, framebuffer_info, free, gid_info, number, pid_info, pids,
-    put, u32_at, u64_at,
+    Class, Era, Status, alloc, control, device_ids, framebuffer_info, free, gid_info, handle_info, number,
+    pid_info, pids, put, u32_at, u64_at,
 };
+use crate::books::Gpu;
 
 /// Bytes that an address in a call's structure leads to.
 pub struct Pointed<'a> {
@@ -33,8 +34,14 @@ pub trait Manager {
         pointed: &mut [Pointed<'_>],
     ) -> Result<(), Errno>;
 
+    /// Another descriptor of the same open file.
+    fn copy(&self, file: &Self::File) -> Option<Self::File>;
+
     /// Opens RM for the supervisor itself; `None` where it is not there.
     fn open(&mut self) -> Option<Self::File>;
+
+    /// Opens the own file of a GPU of the lease's, by its line. Without it RM makes no device of the GPU.
+    fn open_gpu(&mut self, gpu: Gpu) -> Option<Self::File>;
 }
 
 /// What RM counts for one process on one GPU, in bytes.
@@ -65,7 +72,8 @@ pub struct Subdevice<'f, F> {
 }
 
 impl<F> Subdevice<'_, F> {
-    fn control<M: Manager<File = F>>(
+    /// Makes a control call on the object, and returns whether RM did it.
+    pub fn control<M: Manager<File = F>>(
         &self,
         manager: &mut M,
         command: u32,
@@ -138,10 +146,11 @@ impl<F> Subdevice<'_, F> {
 }
 
 /// Asks a question through a client of the supervisor's own, which is there for this moment alone: so nothing of it
-/// keeps a GPU initialised. `is_it` tells the GPU by its UUID.
+/// keeps a GPU initialised, and none that nobody uses is. `is_it` tells the GPU by its UUID.
 pub fn ask_by_own_client<M: Manager, T>(
     manager: &mut M,
     era: &Era,
+    gpu: Gpu,
     is_it: impl Fn(&[u8; 16]) -> bool,
     question: impl Fn(&Subdevice<'_, M::File>, &mut M) -> Option<T>,
 ) -> Option<T> {
@@ -156,6 +165,7 @@ pub fn ask_by_own_client<M: Manager, T>(
     let mut answer = None;
     // RM logs each number of a device that there is not.
     let devices = is_made.then(|| devices(manager, &file, client)).flatten().unwrap_or(0);
+    let _open = (devices != 0).then(|| manager.open_gpu(gpu));
     for device in (0..u32::BITS).filter(|device| devices >> device & 1 == 1) {
         let mut parameters = [0; Class::DEVICE_PARAMETERS];
         put(&mut parameters, 0, &device.to_ne_bytes());
@@ -173,6 +183,30 @@ pub fn ask_by_own_client<M: Manager, T>(
     }
     let _ = free_object(manager, &file, client, client);
     answer
+}
+
+/// The class of an object of the client's; `None` where RM knows no such object.
+pub fn class_of<M: Manager>(manager: &mut M, file: &M::File, client: u32, handle: u32) -> Option<Class> {
+    handle_info(manager, file, [client, handle], handle_info::CLASS).map(Class)
+}
+
+/// The handle of an object's parent; `None` where RM knows no such object.
+pub fn parent_of<M: Manager>(manager: &mut M, file: &M::File, client: u32, handle: u32) -> Option<u32> {
+    handle_info(manager, file, [client, handle], handle_info::PARENT)
+}
+
+fn handle_info<M: Manager>(
+    manager: &mut M,
+    file: &M::File,
+    [client, handle]: [u32; 2],
+    what: u32,
+) -> Option<u32> {
+    let mut parameters = [0; handle_info::SIZE];
+    put(&mut parameters, handle_info::OBJECT, &handle.to_ne_bytes());
+    put(&mut parameters, handle_info::ASKED, &what.to_ne_bytes());
+    let itself = Subdevice { file, client, handle: client };
+    itself.control(manager, handle_info::COMMAND, &mut parameters)?;
+    Some(u32_at(&parameters, handle_info::RESULT))
 }
 
 /// The numbers of the devices that a client can make, as bits; `None` if RM does not say.

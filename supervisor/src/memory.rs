@@ -13,8 +13,8 @@ use nix::unistd::{Whence, lseek};
 use crate::books::{MOST_OBJECTS, Record};
 use crate::budget::{MOST_SLOTS, Page};
 use crate::journal::Entry;
-use crate::sys;
 use crate::tasks::Touch;
+use crate::{board, sys};
 
 /// Room for the journal's entry, a page.
 const JOURNAL: usize = 4096;
@@ -120,6 +120,17 @@ pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
     // SAFETY: the mapping is never undone, all fields are atomics, and any bytes are valid values.
     let page = unsafe { &*page };
     if page.is_known() { Ok(page) } else { Err(Errno::EINVAL) }
+}
+
+/// Maps a GPU's board, which all supervisors of the node map.
+///
+/// # Errors
+/// As mmap(2).
+pub(crate) fn map_board(file: impl AsFd) -> Result<&'static board::Page, Errno> {
+    let page: *mut board::Page = sys::map(file, 0, 1)?;
+    // SAFETY: the mapping is never undone, all fields are atomics, and any bytes are valid values. The file was made
+    // long enough, and root alone may cut it.
+    Ok(unsafe { &*page })
 }
 
 #[cfg(test)]

@@ -17,8 +17,9 @@ use crate::journal::Journal;
 use crate::keeper::{Holdings, Role, inherited, keep};
 use crate::kernel::Kernel;
 use crate::memory::Mapped;
+use crate::timekeeper::Ground;
 use crate::worker::{Peer, Worker};
-use crate::{memory, rights, sys};
+use crate::{memory, rights, sys, timekeeper};
 use anyhow::{Context, Result, bail};
 use gpushare_region::charged_at;
 use nix::fcntl::OFlag;
@@ -41,6 +42,7 @@ struct Args {
     control: PathBuf,
     uvm: PathBuf,
     gpus: Vec<PathBuf>,
+    boards: PathBuf,
     slot: usize,
     socket_path: PathBuf,
     budget_path: PathBuf,
@@ -118,6 +120,10 @@ fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -
     let memory = memfd_create("gpushare-supervisor", MFdFlags::MFD_CLOEXEC)?;
     nix::unistd::ftruncate(&memory, i64::try_from(memory::SIZE)?)?;
     let budget = open(&args.budget_path).with_context(|| format!("budget {}", args.budget_path.display()))?;
+    let page = memory::map_budget(&budget);
+    if let Ok(page) = page {
+        timekeeper::check(page, &args.boards).with_context(|| format!("boards {}", args.boards.display()))?;
+    }
     let slot = claim_slot(&budget)
         .context("the lease's budget, which another version may have made: start the pod anew")?;
     let socket =
@@ -201,8 +207,10 @@ fn work(
         let ended = processes.iter().filter(|_| race.is_above).filter(|one| sys::kill(one.as_fd()).is_ok());
         ended.fold(0, |count, _| count + 1)
     });
-    let kernel = Kernel::new(args.control);
-    Worker::new(era, (devices, kernel), parts, (Peer { holdings, link }, touch), on_race).run()?;
+    let kernel = Kernel::new(args.control, args.gpus);
+    let ground = Ground { era, kernel: kernel.clone(), page };
+    let compute = timekeeper::start(&ground, &args.boards).context("the GPUs' boards")?;
+    Worker::new(era, (devices, kernel), parts, (Peer { holdings, link }, touch), compute, on_race).run()?;
     Ok(())
 }
 
@@ -251,6 +259,7 @@ impl Args {
                         "--control" => args.control = value.into(),
                         "--uvm" => args.uvm = value.into(),
                         "--gpu" => args.gpus.push(value.into()),
+                        "--boards" => args.boards = value.into(),
                         "--slot" => args.slot = value.parse().context("--slot")?,
                         _ => bail!("unknown flag {flag}"),
                     }

@@ -212,6 +212,16 @@ pub(crate) fn has_locks(file: impl AsFd, bytes: usize) -> Result<bool, Errno> {
     Ok(c_int::from(asked.l_type) != libc::F_UNLCK)
 }
 
+/// Whether somebody who opened the file by himself has locked this byte with [`lock_byte`].
+///
+/// # Errors
+/// As fcntl(2).
+pub(crate) fn is_locked(file: impl AsFd, at: usize) -> Result<bool, Errno> {
+    let mut asked = byte_lock(at, 1)?;
+    let _ = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut asked))?;
+    Ok(c_int::from(asked.l_type) != libc::F_UNLCK)
+}
+
 fn byte_lock(at: usize, bytes: usize) -> Result<libc::flock, Errno> {
     let short = |number: c_int| libc::c_short::try_from(number).unwrap_or(libc::c_short::MAX);
     Ok(libc::flock {
@@ -239,6 +249,48 @@ pub(crate) fn fork() -> Result<Option<Pid>, Errno> {
 pub(crate) fn close_inherited() {
     // SAFETY: nothing of this process has opened a file yet.
     unsafe { libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, 0) };
+}
+
+/// What the kernel itself knows of an open file.
+pub(crate) struct Seen {
+    /// Its kind, as st_mode.
+    pub mode: u32,
+    /// Number of the device that it opens, if it is a device node.
+    pub number: u64,
+    /// Number of the device that it lies on.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+}
+
+/// Looks at an open file without asking its file system, which may be a program.
+///
+/// # Errors
+/// As statx(2).
+pub(crate) fn glance(file: impl AsFd) -> Result<Seen, Errno> {
+    // SAFETY: integers alone, for which zeros are values.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the kernel reads an empty text, and writes the structure. Without a mask it asks nobody, and fills in what
+    // it has.
+    let done = unsafe { libc::statx(file.as_fd().as_raw_fd(), c"".as_ptr(), flags, 0, &raw mut found) };
+    Errno::result(done)?;
+    let device = |major, minor| nix::sys::stat::makedev(u64::from(major), u64::from(minor));
+    Ok(Seen {
+        mode: u32::from(found.stx_mode),
+        number: device(found.stx_rdev_major, found.stx_rdev_minor),
+        device: device(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino,
+    })
+}
+
+/// Lets the kernel wake this thread at the moment it asked for, and not up to 50 microseconds later.
+///
+/// # Errors
+/// As prctl(2).
+pub(crate) fn wake_precisely() -> Result<(), Errno> {
+    // SAFETY: integers alone.
+    Errno::result(unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) }).map(drop)
 }
 
 /// Random bits from the kernel; the address of the stack where it has none yet.

@@ -1,14 +1,17 @@
 //! The container's processes and threads, as far as they made calls.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Builder;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::time::TimeValLike;
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::close;
 
 use crate::calls::{self, Processes};
 use crate::devices::{Devices, FileKind};
@@ -17,6 +20,12 @@ use crate::sys;
 /// How long a program's memory may hold up the worker, in microseconds. A page under userfaultfd, or of a FUSE
 /// file, comes when the program likes.
 const LONGEST: u32 = 1_000_000;
+
+/// Bytes of the stack of a thread that closes a file.
+const SMALL_STACK: usize = 16 << 10;
+
+/// Most files of a program's that are being closed at a time. One that makes more of them take long waits for itself.
+const MOST_CLOSED: usize = 32;
 
 /// Most processes and threads that are kept, so that a container cannot take all of our descriptors.
 const MOST_KEPT: usize = 4096;
@@ -39,7 +48,11 @@ pub struct Tasks {
     processes: HashMap<u32, Process>,
     threads: HashMap<u32, Thread>,
     /// Numbers of those that were forgotten. There are no more than the kernel has numbers.
-    forgotten: HashSet<u32>,
+    forgotten: BTreeSet<u32>,
+    /// The last of them that was asked for.
+    asked_for: u32,
+    /// Held by each thread that closes a file.
+    closing: Arc<()>,
 }
 
 impl Tasks {
@@ -50,28 +63,53 @@ impl Tasks {
             devices,
             processes: pids.into_iter().map(known).collect(),
             threads: HashMap::new(),
-            forgotten: HashSet::new(),
+            forgotten: BTreeSet::new(),
+            asked_for: 0,
+            closing: Arc::new(()),
         }
     }
 
-    /// The descriptor `fd` of a thread that is stopped in a call, and its process.
+    /// The descriptor `fd` of a thread that is stopped in a call, what it is, and the thread's process. One that is not
+    /// the driver's is given back at once.
     ///
     /// # Errors
-    /// EBADF if it has no such descriptor, ESRCH if it has ended, ENOMEM for one thread too many.
-    pub fn take(&mut self, tid: u32, fd: i32) -> Result<(OwnedFd, u32), Errno> {
+    /// EBADF if it has no such descriptor, ESRCH if it has ended, ENOMEM for one thread too many, and while too many
+    /// files of other drivers take long to close.
+    pub fn take(&mut self, tid: u32, fd: i32) -> Result<(Option<OwnedFd>, FileKind, u32), Errno> {
+        if Arc::strong_count(&self.closing) > MOST_CLOSED {
+            return Err(Errno::ENOMEM);
+        }
         for _ in 0..2 {
             if !self.threads.contains_key(&tid) {
                 self.add_thread(tid)?;
             }
             let Some(thread) = self.threads.get(&tid) else { return Err(Errno::ESRCH) };
             match sys::pidfd_getfd(thread.descriptor.as_fd(), fd) {
-                Ok(file) => return Ok((file, thread.process)),
+                Ok(file) => {
+                    let (kind, process) = (self.devices.kind(&file), thread.process);
+                    if kind == FileKind::Other {
+                        self.give_back(file);
+                        return Ok((None, kind, process));
+                    }
+                    return Ok((Some(file), kind, process));
+                }
                 // Its number is another thread's now.
                 Err(Errno::ESRCH) => drop(self.threads.remove(&tid)),
                 Err(errno) => return Err(errno),
             }
         }
         Err(Errno::ESRCH)
+    }
+
+    /// Closes a file of a program's. Where it is the last who does, that may take as long as the program likes: a socket
+    /// waits for its data to be sent, and the file system may be a program. So a thread of its own does it.
+    fn give_back(&self, file: OwnedFd) {
+        let closing = self.closing.clone();
+        let number = file.into_raw_fd(); // without room for a thread it stays open
+        let _detached = Builder::new().stack_size(SMALL_STACK).spawn(move || {
+            let _ = close(number);
+            drop(closing);
+        });
     }
 
     fn add_thread(&mut self, tid: u32) -> Result<(), Errno> {
@@ -100,12 +138,9 @@ impl Tasks {
         if self.processes.get(&pid).is_some_and(|known| known.is_proved && known.lives()) {
             return Ok(());
         }
+        // Those that have ended are forgotten at the next look, unless RM counts something for them.
         if self.processes.len() >= MOST_KEPT && !self.processes.contains_key(&pid) {
-            // RM may count something for one that has ended; what it does then is seen no more.
-            self.processes.retain(|_, process| process.lives());
-            if self.processes.len() >= MOST_KEPT {
-                return Err(Errno::ENOMEM);
-            }
+            return Err(Errno::ENOMEM);
         }
         let descriptor = Some(sys::pidfd_open(pid)?);
         self.processes.insert(pid, Process { descriptor, is_proved: true });
@@ -149,7 +184,15 @@ impl Processes for Tasks {
     fn file(&self, pid: u32, fd: i32) -> Option<OwnedFd> {
         let process = self.processes.get(&pid)?.descriptor.as_ref()?;
         let file = sys::pidfd_getfd(process.as_fd(), fd).ok()?;
-        (self.devices.kind(&file) == FileKind::Control).then_some(file)
+        if self.devices.kind(&file) == FileKind::Control {
+            return Some(file);
+        }
+        self.give_back(file);
+        None
+    }
+
+    fn watch(&self, pid: u32) -> Option<OwnedFd> {
+        self.processes.get(&pid)?.descriptor.as_ref()?.try_clone().ok()
     }
 
     fn prove(&mut self, pid: u32) {
@@ -158,12 +201,22 @@ impl Processes for Tasks {
         }
     }
 
-    fn has_forgotten(&self) -> bool {
-        !self.forgotten.is_empty()
+    fn is_proved(&self, pid: u32) -> bool {
+        self.descriptor(pid).is_some()
     }
 
-    fn had(&self, pid: u32) -> bool {
-        self.forgotten.contains(&pid) && !exists(pid)
+    fn forgotten(&mut self, most: usize) -> Vec<u32> {
+        let after = self.asked_for + 1;
+        let in_turn = self.forgotten.range(after..).chain(self.forgotten.range(..after));
+        let pids: Vec<u32> = in_turn.take(most).copied().collect();
+        self.asked_for = pids.last().copied().unwrap_or(0);
+        pids.into_iter().filter(|pid| !exists(*pid)).collect()
+    }
+
+    fn remember(&mut self, pid: u32) {
+        if self.forgotten.remove(&pid) {
+            self.processes.insert(pid, Process { descriptor: None, is_proved: false });
+        }
     }
 
     fn forget(&mut self, pid: u32) {
@@ -220,7 +273,8 @@ impl Touch {
     }
 }
 
-fn now() -> u64 {
+/// Microseconds of the monotonic clock.
+pub fn now() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.num_microseconds());
     u64::try_from(time).unwrap_or(0)
 }
@@ -248,5 +302,54 @@ impl calls::Program for Stopped<'_> {
 
     fn waits(&self) -> bool {
         sys::is_valid(self.listener.as_fd(), self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::path::Path;
+    use std::time::{Duration, Instant};
+
+    use nix::sys::socket::{setsockopt, sockopt};
+
+    use super::*;
+
+    /// A socket whose close takes a minute, while its other end lives and reads nothing.
+    fn lingering(listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let linger = nix::libc::linger { l_onoff: 1, l_linger: 60 };
+        setsockopt(&socket, sockopt::Linger, &linger).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.write(&[0; 1 << 16]).is_ok() {}
+        (socket, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn files_that_take_long_to_close_hold_up_their_own_program_alone() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let devices = Devices::find(Path::new("/dev/null"), Path::new("/nowhere"), &[]).unwrap();
+        let mut tasks = Tasks::new(devices, []);
+        let own = std::fs::File::open("/dev/null").unwrap();
+        let take = |tasks: &mut Tasks| {
+            tasks.take(nix::unistd::gettid().as_raw().cast_unsigned(), own.as_raw_fd()).map(|taken| taken.1)
+        };
+        assert_eq!(take(&mut tasks), Ok(FileKind::Control));
+        let mut ends = Vec::new();
+        for _ in 0..MOST_CLOSED {
+            let (socket, end) = lingering(&listener);
+            ends.push(end);
+            tasks.give_back(socket.into());
+        }
+        // Each of them would have taken a minute.
+        assert_eq!(take(&mut tasks), Err(Errno::ENOMEM));
+        drop(ends);
+        let until = Instant::now() + Duration::from_secs(30);
+        while take(&mut tasks).is_err() {
+            assert!(Instant::now() < until, "the files are closed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }

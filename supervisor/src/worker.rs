@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::abi::{Era, UVM_MAP_EXTERNAL};
 use crate::books::Books;
 use crate::budget::Budget;
-use crate::calls::{Answer, Call, Race, Supervisor};
+use crate::calls::{Answer, Call, Compute, Race, Supervisor, twin_of};
 use crate::devices::{Devices, FileKind};
 use crate::handover::{receive_descriptor, send_word};
 use crate::journal::{Journal, Step};
@@ -57,7 +57,6 @@ pub struct Peer {
 /// A worker at its work.
 pub struct Worker {
     supervisor: Supervisor<'static, Kernel, Tasks>,
-    devices: Devices,
     peer: Peer,
     touch: Touch,
     began: Instant,
@@ -89,26 +88,24 @@ impl Notification {
 }
 
 impl Worker {
-    /// A worker with what outlives it. `on_race` is called with what went past and the process's descriptor.
+    /// A worker with what outlives it, and who keeps the container's time. `on_race` is called with what went past and
+    /// the processes' descriptors.
     pub fn new(
         era: &'static Era,
         (devices, kernel): (Devices, Kernel),
         (books, budget, journal): (Books<'static>, Budget<'static>, Journal<'static>),
         (peer, touch): (Peer, Touch),
+        compute: Option<Compute<OwnedFd>>,
         on_race: OnRace,
     ) -> Self {
-        let tasks = Tasks::new(devices.clone(), books.processes());
+        let tasks = Tasks::new(devices, books.processes());
         peer.holdings.listeners.iter().for_each(|listener| sys::set_synchronous(listener.as_fd()));
-        Self {
-            supervisor: Supervisor::new(era, (books, budget, journal), kernel, tasks, sys::random()),
-            devices,
-            peer,
-            touch,
-            began: Instant::now(),
-            next_look: 0,
-            look_not_before: 0,
-            on_race,
-        }
+        let supervisor = Supervisor::new(era, (books, budget, journal), kernel, tasks, sys::random());
+        let supervisor = match compute {
+            Some(compute) => supervisor.holding_compute(compute),
+            None => supervisor,
+        };
+        Self { supervisor, peer, touch, began: Instant::now(), next_look: 0, look_not_before: 0, on_race }
     }
 
     fn now(&self) -> u64 {
@@ -256,7 +253,7 @@ impl Worker {
         let at = self.now();
         let touch = self.touch;
         let program = Stopped { listener: &self.peer.holdings.listeners[listener], id, tid, touch };
-        let (file, process) = match self.supervisor.processes.take(tid, fd) {
+        let (file, kind, process) = match self.supervisor.processes.take(tid, fd) {
             Ok(taken) => taken,
             Err(Errno::EBADF) => return Answer::Fail(Errno::EBADF),
             Err(Errno::ENOMEM) => return Answer::Fail(Errno::ENOMEM),
@@ -270,12 +267,12 @@ impl Worker {
         let size = (command >> 16 & 0x3fff) as usize;
         let number = command.to_le_bytes()[0];
         let call = Call { number, size, address, thread: tid, process, fd, at };
-        match self.devices.kind(&file) {
+        match (kind, file) {
             // A plain number that any other driver may use. Which file the kernel will find there is not
             // certain.
             _ if command == UVM_MAP_EXTERNAL => self.supervisor.map_external(&call),
-            FileKind::Control | FileKind::Gpu => self.supervisor.handle(&call, &program, &file),
-            FileKind::Uvm | FileKind::Other => Answer::Fail(Errno::ENOTTY),
+            (FileKind::Control | FileKind::Gpu, Some(file)) => self.supervisor.handle(&call, &program, &file),
+            _ => Answer::Fail(Errno::ENOTTY),
         }
     }
 
@@ -293,10 +290,12 @@ impl Worker {
         let delays = if self.touch.has_delayed() { self.supervisor.journal.count_delay() } else { 0 };
         if let Step::Allocating { client, handle } = self.supervisor.journal.step() {
             // Whether RM had done it or not: it is undone, and done again.
-            if let Ok((file, _)) = self.supervisor.processes.take(notification.tid, notification.fd)
-                && free_object(&mut self.supervisor.manager, &file, client, handle).is_ok()
-            {
-                self.supervisor.books.remove(client, handle);
+            if let Ok((Some(file), ..)) = self.supervisor.processes.take(notification.tid, notification.fd) {
+                let manager = &mut self.supervisor.manager;
+                let _ = free_object(manager, &file, client, twin_of(handle));
+                if free_object(manager, &file, client, handle).is_ok() {
+                    self.supervisor.books.remove(client, handle);
+                }
             }
         }
         if delays >= MOST_DELAYS || restarts >= MOST_RESTARTS {

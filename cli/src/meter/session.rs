@@ -392,7 +392,7 @@ impl<'a> Session<'a> {
 
     /// Reads the figures of all supervisors.
     fn ask_supervisors(&self) -> HashMap<i64, io::Result<Option<Supervision>>> {
-        let supervised = self.leases.iter().filter(|lease| lease.enforcement == Enforcement::Supervised);
+        let supervised = self.leases.iter().filter(|lease| lease.enforcement.is_supervised());
         supervised.map(|lease| (lease.id, supervision(self.state, lease.id))).collect()
     }
 

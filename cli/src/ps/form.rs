@@ -35,6 +35,7 @@ pub struct Share {
     mode: &'static str,
     /// Holder of its memory within the limit: `supervisor`, `library`, `driver` or `nobody`.
     held_by: &'static str,
+    compute_held_by: &'static str,
     /// The first process of the container on the host.
     pid: Option<i32>,
     /// 0 (low) to 9.
@@ -133,6 +134,7 @@ impl Share {
             state: state(lease),
             mode: lease.enforcement.terms().company.mode().name(),
             held_by: lease.held_by().name(),
+            compute_held_by: lease.compute_held_by().name(),
             pid: first_pid(lease),
             priority: lease.priority.level(),
             compute_policy: lease.compute_policy.name(),

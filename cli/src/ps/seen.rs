@@ -7,7 +7,7 @@ use std::path::Path;
 
 use gpushare_inject::{Region, UsageError, supervision};
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Enforcement, Lease, Running};
+use gpushare_quota::{Lease, Running};
 use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
 
 use super::lends;
@@ -135,7 +135,7 @@ impl Seen {
 
 /// Bytes that the supervisors of `lease` have charged, by grant.
 fn charged_to(state: &Path, lease: &Lease) -> Vec<Option<u64>> {
-    if lease.enforcement != Enforcement::Supervised {
+    if !lease.enforcement.is_supervised() {
         return Vec::new();
     }
     let charged = supervision(state, lease.id).ok().flatten().map_or_else(Vec::new, |held| held.charged);

@@ -7,7 +7,7 @@ use crate::driver_limit::DriverLimits;
 use crate::host_files::KINDS;
 use crate::image::CacheFile;
 use crate::settings::ExtraMount;
-use crate::supervision::SupervisorMode;
+use crate::supervision::SupervisorSettings;
 
 fn node(name: &str, minor: u32, mode: u32, gid: u32) -> DeviceNode {
     let path = Path::new("/dev").join(name);
@@ -88,8 +88,7 @@ impl Parts {
             denies_user_namespaces: false,
             cli: Path::new("/bin/gpushare"),
             settings: None,
-            supervisor_mode: SupervisorMode::Off,
-            supervisor: Path::new("/usr/bin/gpushare-supervisor"),
+            supervisor: SupervisorSettings::off(),
             driver_limits: DriverLimits::Off,
             log: vec!["--log-level".to_owned(), "info".to_owned()],
         };

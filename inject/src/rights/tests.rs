@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::driver_limit::DriverLimits;
-use crate::supervision::SupervisorMode;
+use crate::supervision::SupervisorSettings;
 
 /// The folder with the files of a test's node.
 struct Host(tempfile::TempDir);
@@ -41,8 +41,7 @@ impl Host {
             denies_user_namespaces: false,
             cli: Path::new("/bin/gpushare"),
             settings: None,
-            supervisor_mode: SupervisorMode::Off,
-            supervisor: Path::new("/usr/bin/gpushare-supervisor"),
+            supervisor: SupervisorSettings::off(),
             driver_limits: DriverLimits::Off,
             log: Vec::new(),
         };

@@ -5,12 +5,15 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use gpushare_inventory::GpuUuid;
 use gpushare_quota::{Enforcement, Lease};
+use gpushare_supervisor::books::MOST_GPUS;
 use gpushare_supervisor::budget::Page;
 use gpushare_supervisor::memory::{OpenBudget, is_in_use};
 use nix::fcntl::OFlag;
 
 use super::Supervision;
+use super::plans::{self, Planned};
 use crate::region::make_private;
 
 /// Name of the folder of all budgets, in the state folder.
@@ -37,6 +40,7 @@ impl Budgets {
     /// When there is one already, or it cannot be made.
     pub fn make(&self, lease: &Lease) -> io::Result<()> {
         make_private(&self.0)?;
+        make_private(&self.0.with_file_name(super::BOARDS))?;
         let path = self.path(lease.id);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         file.write_all(Page::new().as_bytes())?;
@@ -48,14 +52,48 @@ impl Budgets {
     /// # Errors
     /// When there is none where there should be one, or it cannot be written.
     pub fn grant(&self, lease: &Lease) -> io::Result<()> {
-        if lease.enforcement != Enforcement::Supervised {
+        if !lease.enforcement.is_supervised() {
             return Ok(());
         }
         let page = self.open(lease.id)?;
         for (line, grant) in lease.grants.iter().enumerate() {
             page.grant(line, &grant.gpu.bytes(), grant.memory.bytes());
         }
+        page.set_lease(lease.id);
+        if lease.enforcement == Enforcement::Scheduled { self.plan(lease, &page) } else { Ok(()) }
+    }
+
+    /// Gives the lease its part of its GPUs' time, beside all others.
+    fn plan(&self, lease: &Lease, page: &Page) -> io::Result<()> {
+        let before: Vec<_> = (0..lease.grants.len()).map(|line| page.plan(line)).collect();
+        let changes = plans::plan(lease, &before, &self.others(lease.id)?);
+        for changed in &changes.others {
+            // One that has ended meanwhile needs none.
+            if let Ok(other) = self.open(changed.lease) {
+                other.set_plan(changed.line, Some(&changed.plan));
+            }
+        }
+        changes.own.iter().enumerate().for_each(|(line, plan)| page.set_plan(line, Some(plan)));
         Ok(())
+    }
+
+    /// The plans of all leases but this one.
+    fn others(&self, lease: i64) -> io::Result<Vec<Planned>> {
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(&self.0)? {
+            let id = entry?.file_name().to_str().and_then(|name| name.parse::<i64>().ok());
+            let Some(page) = id.filter(|id| *id != lease).and_then(|id| self.open(id).ok()) else { continue };
+            for line in 0..MOST_GPUS {
+                let planned = page.uuid(line).zip(page.plan(line));
+                all.extend(planned.map(|(uuid, plan)| Planned {
+                    lease: id.unwrap_or(0),
+                    line,
+                    gpu: GpuUuid::from_bytes(uuid),
+                    plan,
+                }));
+            }
+        }
+        Ok(all)
     }
 
     /// Whether the budget of a lease grants what the lease says.
@@ -63,7 +101,7 @@ impl Budgets {
     /// # Errors
     /// As [`Budgets::grant`].
     pub fn grants_are(&self, lease: &Lease) -> io::Result<bool> {
-        if lease.enforcement != Enforcement::Supervised {
+        if !lease.enforcement.is_supervised() {
             return Ok(true);
         }
         let page = self.open(lease.id)?;

@@ -187,7 +187,8 @@ impl Shown {
         }
         let devices = match known {
             Ok(node) => {
-                let can_supervise = can_supervise(agent.settings().programs.supervisor, &node).is_ok();
+                let can_supervise =
+                    can_supervise(agent.settings().programs.supervisor.program, &node).is_ok();
                 devices(&node, rules, &agent.config.request, can_supervise)
             }
             Err(GrantError::Node(

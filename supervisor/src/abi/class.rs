@@ -76,6 +76,7 @@ impl Class {
             Kind::Memory | Kind::VirtualRange => Some(era.memory),
             Kind::AddressSpace => Some(era.address_space),
             Kind::ChannelGroup => Some(CHANNEL_GROUP),
+            Kind::Channel => Some(era.channel),
             _ => None,
         }
     }

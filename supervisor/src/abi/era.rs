@@ -50,6 +50,8 @@ pub struct Era {
     pub memory: usize,
     /// Size of NV_VASPACE_ALLOCATION_PARAMETERS.
     pub address_space: usize,
+    /// Size of NV_CHANNELGPFIFO_ALLOCATION_PARAMETERS.
+    pub channel: usize,
     /// Size of NV2080_CTRL_FB_GET_INFO_V2_PARAMS.
     pub framebuffer_info: usize,
 }
@@ -62,6 +64,7 @@ const FIRST: Era = Era {
     short_status: 24,
     memory: 120,
     address_space: 48,
+    channel: 304,
     framebuffer_info: 436,
 };
 const WITH_FLAGS: Era = Era { first: Version(525, 47, 4), long_flags: Some(32), long_status: 36, ..FIRST };
@@ -73,15 +76,31 @@ const WITH_SIZES: Era = Era {
     short_status: 28,
     ..WITH_FLAGS
 };
-const WITH_NUMA: Era = Era { first: Version(545, 23, 6), memory: 128, framebuffer_info: 444, ..WITH_SIZES };
+/// A release for developers, which lies before others of its branch and has what later ones have.
+const EARLY_360: Era = Era { first: Version(535, 43, 8), channel: 360, ..WITH_SIZES };
+const AFTER_EARLY: Era = Era { first: Version(535, 54, 3), ..WITH_SIZES };
+const WITH_360: Era = Era { first: Version(535, 86, 5), channel: 360, ..WITH_SIZES };
+const WITH_NUMA: Era = Era { first: Version(545, 23, 6), memory: 128, framebuffer_info: 444, ..WITH_360 };
 const WITH_460: Era = Era { first: Version(560, 28, 3), framebuffer_info: 460, ..WITH_NUMA };
+const WITH_368: Era = Era { first: Version(570, 86, 15), channel: 368, ..WITH_460 };
 const WITH_1028: Era =
-    Era { first: Version(580, 65, 6), address_space: 56, framebuffer_info: 1028, ..WITH_460 };
+    Era { first: Version(580, 65, 6), address_space: 56, framebuffer_info: 1028, ..WITH_368 };
 
 /// By first release, oldest first.
-const ERAS: [Era; 6] = [FIRST, WITH_FLAGS, WITH_SIZES, WITH_NUMA, WITH_460, WITH_1028];
+const ERAS: [Era; 10] = [
+    FIRST,
+    WITH_FLAGS,
+    WITH_SIZES,
+    EARLY_360,
+    AFTER_EARLY,
+    WITH_360,
+    WITH_NUMA,
+    WITH_460,
+    WITH_368,
+    WITH_1028,
+];
 
-/// The branches that have been compared. Within a branch nothing changed after its first release, so a later
+/// The branches that have been compared. Within a branch nothing changed after its first releases, so a later
 /// release of one of these is known too; one of any other branch is not.
 const BRANCHES: [u16; 15] = [515, 520, 525, 530, 535, 545, 550, 555, 560, 565, 570, 575, 580, 590, 595];
 
@@ -139,10 +158,13 @@ mod tests {
             ("515.43.04", Some(FIRST)),
             ("520.61.07", Some(FIRST)),
             ("530.41.03", Some(WITH_FLAGS)),
-            ("535.309.01", Some(WITH_SIZES)),
+            ("535.43.08", Some(EARLY_360)),
+            ("535.54.03", Some(AFTER_EARLY)),
+            ("535.309.01", Some(WITH_360)),
             ("540.4.0", None),
             ("555.58.02", Some(WITH_NUMA)),
-            ("570.211.01", Some(WITH_460)),
+            ("565.77", Some(WITH_460)),
+            ("570.211.01", Some(WITH_368)),
             ("580.159.04", Some(WITH_1028)),
             ("595.45.04", Some(WITH_1028)),
             ("600.10", None),

@@ -2,21 +2,22 @@
 
 use nix::errno::Errno;
 
-use super::{Answer, Call, HANDLE_TRIES, Processes, Program, Supervisor, is_own};
+use super::{Answer, Call, Processes, Program, Supervisor};
 use crate::abi::{Class, Kind, Status, alloc, channel_group, memory, number, put, u32_at, u64_at};
 use crate::books::Object;
+use crate::handles::Handles;
 use crate::journal::Step;
 use crate::manager::{Manager, Pointed, free_object};
 
 /// The largest parameters of a class that is performed.
-const MOST_PARAMETERS: usize = 128;
+const MOST_PARAMETERS: usize = 368;
 
 /// Device memory of a channel group in bytes, on a graphics and compute engine: its context buffers. An H200 with driver
 /// 580 takes these 4,416 KiB.
 const COMPUTE_GROUP: u64 = 69 * memory::PIECE;
 /// The same on a copy engine. A context of libcuda's takes 3.1 MiB beside what is charged for its objects, and has
 /// three such groups.
-const COPY_GROUP: u64 = 16 * memory::PIECE;
+pub(super) const COPY_GROUP: u64 = 16 * memory::PIECE;
 /// Device memory of a channel, in bytes: its instance block.
 const CHANNEL: u64 = memory::PIECE;
 /// Device memory of an address space, in bytes: its three upper page directories.
@@ -53,14 +54,14 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         let status_at = call.address + self.era.alloc_status(call.size) as u64;
         let class = Class(u32_at(structure, alloc::CLASS));
-        let Some(size) = class.performed(self.era) else {
+        let is_channel = class.kind() == Kind::Channel;
+        let performed = class.performed(self.era).filter(|_| !is_channel || self.holds_compute());
+        let Some(size) = performed else {
             if self.is_blind() {
                 return self.refuse(program, status_at, Status::NO_MEMORY);
             }
             self.note_hint(structure, class, call, file);
-            if class.kind() == Kind::Channel
-                && let Err(status) = self.charge_channel(structure, call, file)
-            {
+            if is_channel && let Err(status) = self.charge_channel(structure, call, file) {
                 return self.refuse(program, status_at, status);
             }
             return self.let_through(call, class.kind() == Kind::Duplicator);
@@ -96,6 +97,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             Kind::ChannelGroup if parameters.is_empty() => object.cost = COMPUTE_GROUP,
             Kind::ChannelGroup => object.cost = channel_group_cost(u32_at(parameters, channel_group::ENGINE)),
             Kind::AddressSpace => object.cost = ADDRESS_SPACE,
+            Kind::Channel => object.cost = CHANNEL,
             _ => {}
         }
         // RM would say so too, unless it does not know the object any more: then its bytes must not get lost.
@@ -114,9 +116,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             put(structure, alloc::RIGHTS, &[0; 8]);
         }
         let mut status = Status::OK;
-        for _ in 0..HANDLE_TRIES {
+        for _ in 0..Handles::TRIES {
             if asked == 0 {
-                object.handle = self.own_handle();
+                object.handle = self.handles.draw();
                 put(structure, alloc::HANDLE, &object.handle.to_ne_bytes());
             }
             self.journal.begin(Step::Allocating { client, handle: object.handle });
@@ -141,6 +143,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 object.cost = padding(object.bytes);
             }
             if let Err(refusal) = self.enter(&object, call, file) {
+                return self.refuse(program, status_at, refusal);
+            }
+            if is_channel && let Err(refusal) = self.schedule(&object, call, file) {
+                self.undo(&object, call, file);
                 return self.refuse(program, status_at, refusal);
             }
         } else {
@@ -169,20 +175,33 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         let word = |at| u32_at(structure, at);
         let (client, handle, parent) = (word(alloc::CLIENT), word(alloc::HANDLE), word(alloc::PARENT));
+        if class.kind() == Kind::Client {
+            let _ = self.books.note_maker(call.process);
+        }
         let is_hint = matches!(class.kind(), Kind::Device | Kind::Subdevice);
         if is_hint && client != 0 {
             self.note_client(client, call);
         }
         // RM has one subdevice for each device, so that ours makes way.
         if class.kind() == Kind::Subdevice
-            && let Some(own) = self.books.subdevice_of(client, parent).filter(|own| is_own(own.handle))
-            && free_object(&mut self.manager, file, client, own.handle).is_ok()
+            && let Some(own) = self.own_subdevice_of(client, parent)
+            && free_object(&mut self.manager, file, client, own).is_ok()
         {
-            self.books.remove(client, own.handle);
+            self.books.remove(client, own);
+            self.note_subdevice(client, parent, Some(own), None);
         }
         if is_hint && client != 0 && handle != 0 && self.books.get(client, handle).is_none() {
             let _ = self.books.add(&Object { client, handle, parent, class, gpu: None, bytes: 0, cost: 0 });
+            if class.kind() == Kind::Subdevice {
+                self.note_subdevice(client, parent, None, Some(handle));
+            }
         }
+    }
+
+    /// The supervisor's own subdevice below a device.
+    fn own_subdevice_of(&self, client: u32, device: u32) -> Option<u32> {
+        let known = self.books.subdevice_of(client, device).map(|known| known.handle);
+        known.or_else(|| self.timekeepers_subdevice(client, device)).filter(|handle| Handles::is_own(*handle))
     }
 
     /// Charges a channel, which is let through. Whether RM makes it is not known, and where RM chooses the handle,
@@ -190,13 +209,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     fn charge_channel(&mut self, structure: &[u8], call: &Call, file: &M::File) -> Result<(), Status> {
         let word = |at| u32_at(structure, at);
         let (client, parent, asked) = (word(alloc::CLIENT), word(alloc::PARENT), word(alloc::HANDLE));
-        let gpu = self.books.get(client, parent).and_then(|parent| parent.gpu);
         if self.books.get(client, asked).is_some() {
             return Err(Status::DUPLICATE);
         }
-        let handle = if asked == 0 { self.own_handle() } else { asked };
+        let handle = if asked == 0 { self.handles.draw() } else { asked };
         let class = Class(word(alloc::CLASS));
-        let mut object = Object { client, handle, parent, class, gpu, bytes: 0, cost: CHANNEL };
+        let mut object = Object { client, handle, parent, class, gpu: None, bytes: 0, cost: CHANNEL };
         self.charge(&mut object, call, file)?;
         self.note_client(client, call);
         self.books.add(&object).map_err(|_| Status::INSUFFICIENT_RESOURCES)
@@ -207,11 +225,11 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if !self.books.has_room() {
             return Err(Status::INSUFFICIENT_RESOURCES);
         }
-        let gpu = match object.gpu {
-            Some(gpu) => gpu, // a duplicate lies where its source does
-            None => self.gpu_of(object.client, object.parent, file)?,
-        };
-        object.gpu = Some(gpu);
+        let gpu = self.gpu_of(object.client, object.parent, file)?;
+        // A duplicate lies where its source does.
+        if *object.gpu.get_or_insert(gpu) != gpu {
+            return Err(Status::INVALID_ARGUMENT);
+        }
         let wanted = object.bytes.checked_add(object.cost).filter(|wanted| *wanted <= i64::MAX as u64);
         let wanted = wanted.ok_or(Status::NO_MEMORY)?;
         if !self.blind[gpu] && self.budget.raise(gpu, wanted) {
@@ -229,7 +247,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// Enters an object that RM has made. One that is above the limit by RM's own rounding is freed at once.
+    /// Enters an object that RM has made. One that is above the limit by RM's own rounding is freed at once, and
+    /// memory that RM counts for nobody of the container's.
     ///
     /// # Errors
     /// The status that the program gets in place of the object.
@@ -241,6 +260,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let takes = object.bytes > 0 || object.cost > 0;
         let status = match added {
             Ok(()) if takes && self.budget.charged(gpu) > self.budget.limit(gpu) => Status::NO_MEMORY,
+            Ok(()) if object.bytes > 0 && !self.has_owner(object, call, file) => Status::NO_MEMORY,
             Ok(()) => return Ok(()),
             Err(_) => Status::INSUFFICIENT_RESOURCES,
         };

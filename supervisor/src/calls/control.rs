@@ -3,9 +3,10 @@
 use nix::errno::Errno;
 
 use super::allocate::give_back;
-use super::{Answer, Call, Processes, Program, Supervisor};
-use crate::abi::channels::{LISTS, List, MOST};
-use crate::abi::{Class, Status, control, number, put, u32_at, u64_at};
+use super::{Answer, Call, Engines, Processes, Program, Supervisor};
+use crate::abi::channels::{LISTS, List, MOST, SCHEDULE, STOP, STOPS};
+use crate::abi::{Class, Status, control, interleave, number, put, slice, u32_at, u64_at};
+use crate::engine;
 use crate::manager::{Manager, Pointed, devices};
 
 /// The largest parameters of a control call that is performed.
@@ -18,10 +19,21 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return Answer::Fail(Errno::EFAULT);
         }
         let command = u32_at(&structure, control::COMMAND);
-        match LISTS.iter().find(|list| list.command == command) {
-            Some(list) => self.stop_channels(list, structure, call, program, file),
-            None => self.let_through(call, control::EXPORTS.contains(&command)),
+        if let Some(list) = LISTS.iter().find(|list| list.command == command) {
+            return self.stop_channels(list, structure, call, program, file);
         }
+        if self.holds_compute() {
+            if matches!(command, slice::COMMAND | interleave::COMMAND) {
+                // Slices are given by the schedule. A program is told that it has what it asked for.
+                return self.refuse(program, call.address + control::STATUS as u64, Status::OK);
+            }
+            if SCHEDULE.contains(&command) {
+                return self.begin_scheduling(structure, call, program, file);
+            }
+            // It may become a call that starts channels, while it is looked at.
+            self.disturb();
+        }
+        self.let_through(call, control::EXPORTS.contains(&command))
     }
 
     /// Whether a client is the container's. The books have whatever a program has named, so RM is asked: a client
@@ -35,6 +47,41 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let Ok(fd) = u32::try_from(known.bytes) else { return false };
         let file = self.processes.file(known.parent, fd.cast_signed());
         file.is_some_and(|file| devices(&mut self.manager, &file, client).is_some())
+    }
+
+    /// Performs a call that lets channels run for the first time, after which the schedule decides.
+    fn begin_scheduling(
+        &mut self,
+        mut structure: [u8; control::SIZE],
+        call: &Call,
+        program: &impl Program,
+        file: &M::File,
+    ) -> Answer {
+        const MOST: usize = 16;
+        let status_at = call.address + control::STATUS as u64;
+        let mut room = [0; MOST];
+        let size = u32_at(&structure, control::PARAMETERS_SIZE) as usize;
+        let Some(parameters) = room.get_mut(..size) else {
+            return self.refuse(program, status_at, Status::INVALID_ARGUMENT);
+        };
+        let parameters_at = u64_at(&structure, control::PARAMETERS);
+        if program.read(parameters_at, parameters).is_err() {
+            return self.refuse(program, status_at, Status::INVALID_ADDRESS);
+        }
+        if !program.waits() {
+            return Answer::Gone;
+        }
+        // One that the schedule has stopped runs when that says so.
+        if self.has_stopped(u32_at(&structure, control::CLIENT), u32_at(&structure, control::OBJECT)) {
+            return self.refuse(program, status_at, Status::OK);
+        }
+        let pointed = &mut [Pointed { offset: control::PARAMETERS, bytes: parameters }];
+        if let Err(errno) = self.manager.call(file, number::CONTROL, &mut structure, pointed) {
+            return Answer::Fail(errno);
+        }
+        self.stop_again();
+        put(&mut structure, control::PARAMETERS, &parameters_at.to_ne_bytes());
+        give_back(program, &[(call.address, &structure), (parameters_at, parameters)])
     }
 
     /// Performs a call that stops or starts channels, if all of them are the container's.
@@ -60,7 +107,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if count > MOST {
             return self.refuse(program, status_at, Status::INVALID_ARGUMENT);
         }
-        let mut clients: Vec<u32> = (0..count).map(|at| u32_at(parameters, list.clients + 4 * at)).collect();
+        let named = |at: usize| (u32_at(parameters, at), u32_at(parameters, at + 4 * MOST));
+        let named: Vec<(u32, u32)> = (0..count).map(|at| named(list.clients + 4 * at)).collect();
+        let mut clients: Vec<u32> = named.iter().map(|(client, _)| *client).collect();
         clients.sort_unstable();
         clients.dedup();
         if !clients.into_iter().all(|client| self.is_own_client(client, file)) {
@@ -69,9 +118,33 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if !program.waits() {
             return Answer::Gone;
         }
-        let pointed = &mut [Pointed { offset: control::PARAMETERS, bytes: parameters }];
-        if let Err(errno) = self.manager.call(file, number::CONTROL, &mut structure, pointed) {
-            return Answer::Fail(errno);
+        let engines = self.engines();
+        let mut engines: Vec<_> = engines.iter().flat_map(Engines::all).map(|(_, engine)| engine).collect();
+        if !engines.is_empty() && list.command != STOP.command {
+            return self.refuse(program, status_at, Status::NOT_SUPPORTED);
+        }
+        let runs = parameters[STOPS] == 0;
+        let is_stopped = |(client, channel): &(u32, u32)| {
+            engines.iter().any(|engine| !engine.runs() && engine.has(*client, *channel))
+        };
+        // These are started when the schedule says so.
+        let later: Vec<(u32, u32)> = named.iter().copied().filter(|one| runs && is_stopped(one)).collect();
+        let now: Vec<(u32, u32)> = named.iter().copied().filter(|one| !later.contains(one)).collect();
+        let mut shortened = engine::list(now.iter().copied(), runs);
+        let performed = if later.is_empty() { &mut *parameters } else { &mut shortened[..] };
+        if !now.is_empty() || later.is_empty() {
+            let pointed = &mut [Pointed { offset: control::PARAMETERS, bytes: performed }];
+            if let Err(errno) = self.manager.call(file, number::CONTROL, &mut structure, pointed) {
+                return Answer::Fail(errno);
+            }
+        }
+        if now.is_empty() && !later.is_empty() {
+            put(&mut structure, control::STATUS, &Status::OK.0.to_ne_bytes());
+        }
+        if u32_at(&structure, control::STATUS) == Status::OK.0 {
+            for engine in &mut engines {
+                named.iter().for_each(|(client, channel)| engine.want(*client, *channel, runs));
+            }
         }
         put(&mut structure, control::PARAMETERS, &parameters_at.to_ne_bytes());
         give_back(program, &[(call.address, &structure), (parameters_at, parameters)])

@@ -3,9 +3,10 @@
 use nix::errno::Errno;
 
 use super::allocate::give_back;
-use super::{Answer, Call, HANDLE_TRIES, Processes, Program, Supervisor};
+use super::{Answer, Call, Processes, Program, Supervisor};
 use crate::abi::{Class, Kind, Status, duplicate, number, put, u32_at};
 use crate::books::Object;
+use crate::handles::Handles;
 use crate::journal::Step;
 use crate::manager::Manager;
 
@@ -38,9 +39,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         let mut handle = asked;
         let mut status = Status::DUPLICATE;
-        for _ in 0..HANDLE_TRIES {
+        for _ in 0..Handles::TRIES {
             if asked == 0 {
-                handle = self.own_handle();
+                handle = self.handles.draw();
                 put(&mut structure, duplicate::HANDLE, &handle.to_ne_bytes());
             }
             self.journal.begin(Step::Allocating { client, handle });

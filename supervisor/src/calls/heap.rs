@@ -3,9 +3,10 @@
 use nix::errno::Errno;
 
 use super::allocate::{give_back, padding, page_tables};
-use super::{Answer, Call, HANDLE_TRIES, Processes, Program, Supervisor};
+use super::{Answer, Call, Processes, Program, Supervisor};
 use crate::abi::{Class, Status, heap, memory, number, put, u32_at, u64_at};
 use crate::books::Object;
+use crate::handles::Handles;
 use crate::journal::Step;
 use crate::manager::Manager;
 
@@ -77,9 +78,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return Answer::Gone;
         }
         let mut status = Status::DUPLICATE;
-        for _ in 0..HANDLE_TRIES {
+        for _ in 0..Handles::TRIES {
             if is_chosen_by_rm {
-                object.handle = self.own_handle();
+                object.handle = self.handles.draw();
                 put(&mut structure, heap::FLAGS, &(flags | memory::HANDLE_PROVIDED).to_ne_bytes());
                 put(&mut structure, heap::HANDLE, &object.handle.to_ne_bytes());
             }
@@ -112,13 +113,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.keep_if_received(&object, answer, call, file)
     }
 
-    /// Functions that allocate and free nothing. Let through they could become an allocation while they are looked
-    /// at, so they are performed, but for two that carry addresses of the program's.
+    /// Functions that allocate and free nothing. Let through they could become others while they are looked at, so
+    /// they are performed. Those that carry addresses of the program's are refused: CUDA calls none of them.
     fn other(&mut self, call: &Call, structure: &mut [u8], program: &impl Program, file: &M::File) -> Answer {
         let function = u32_at(structure, heap::FUNCTION);
-        if heap::WITH_ADDRESSES.contains(&function) {
-            return self.let_through(call, false);
-        }
         if !heap::HARMLESS.contains(&function) {
             return self.refuse(program, call.address + heap::STATUS as u64, Status::NOT_SUPPORTED);
         }

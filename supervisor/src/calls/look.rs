@@ -1,9 +1,9 @@
 //! RM's own figures beside the books: what went past the supervisor, what ended, and what is gone.
 
 use super::{Call, Processes, Supervisor};
-use crate::abi::{Class, Kind};
+use crate::abi::{Class, Kind, memory};
 use crate::books::{Gpu, MOST_GPUS, Object};
-use crate::manager::{Figure, Manager, Subdevice, ask_by_own_client};
+use crate::manager::{Figure, Manager, Subdevice, ask_by_own_client, devices};
 
 /// Memory that RM counts for a container and that was never performed: a call was changed while it was let
 /// through.
@@ -32,6 +32,14 @@ fn ended(tracked: &[(u32, bool)]) -> Vec<u32> {
     tracked.iter().filter(|(_, lives)| !lives).map(|(pid, _)| *pid).collect()
 }
 
+/// How many forgotten processes a look asks for.
+const MOST_FORGOTTEN: usize = 1000;
+
+/// Bytes up to which what a race took may be many small pieces.
+const SMALL: u64 = 1 << 20;
+/// The least that RM counts for an object, in bytes.
+const PAGE: u64 = 4096;
+
 /// How many subdevices are tried before RM counts as silent.
 const TRIES: usize = 8;
 
@@ -40,6 +48,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     pub fn look(&mut self) -> Vec<Race> {
         self.look_at = None;
         let mut races = Vec::new();
+        self.find_left_behind();
         // Asked before the figures that are to tell of them.
         let tracked = self.processes.tracked();
         let mut gone = ended(&tracked);
@@ -54,7 +63,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             // The lease's other containers wait for what is gone.
             self.forget_gone(gpu, None, 0);
         }
-        gone.into_iter().for_each(|pid| self.processes.forget(pid));
+        for pid in gone {
+            self.processes.forget(pid);
+            self.books.forget_maker(pid);
+        }
         self.let_allocate.clear();
         races
     }
@@ -64,14 +76,14 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         !self.books.is_empty() || self.is_blind() || (0..MOST_GPUS).any(|gpu| self.budget.own(gpu) > 0)
     }
 
-    /// Forgotten processes of which RM still has clients on a GPU: others have their files.
-    fn left_behind(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Vec<(u32, bool)> {
-        if !self.processes.has_forgotten() {
-            return Vec::new();
+    /// Knows forgotten processes again for which RM counts something: others have their files.
+    fn find_left_behind(&mut self) {
+        let pids = self.processes.forgotten(MOST_FORGOTTEN);
+        for gpu in self.budget.gpus().filter(|_| !pids.is_empty()).collect::<Vec<_>>() {
+            let figures = self.ask(gpu, &pids, &[], None).unwrap_or_default();
+            let have = figures.into_iter().filter(|(_, figure)| figure.owned() > 0);
+            have.for_each(|(pid, _)| self.processes.remember(pid));
         }
-        let all = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
-        let all = all.into_iter().flatten();
-        all.filter(|pid| self.processes.had(*pid)).map(|pid| (pid, false)).collect()
     }
 
     /// What RM counts more on a GPU than the books do. It is charged.
@@ -86,18 +98,39 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return None;
         }
         let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(more));
-        let limit = self.budget.limit(gpu);
-        let was_within = self.budget.charged(gpu) <= limit;
+        // RM does not say in how many pieces, of which each takes a whole one of the card's.
+        if more <= SMALL {
+            let _ = self.books.orphan(gpu, (memory::PIECE / PAGE - 1) * more);
+        }
         self.settle_budget(gpu);
         let held = self.books.held(gpu);
         let excess = |(process, figure): &&(u32, Figure)| {
             figure.owned().saturating_sub(held.get(process).copied().unwrap_or(0))
         };
         let most = figures.iter().max_by_key(excess).map(|(process, _)| *process);
-        let processes = most.into_iter().chain(self.let_allocate.iter().copied()).collect();
-        // A lease above a limit that was lowered is nobody's doing.
-        let is_above = was_within && self.budget.charged(gpu) > limit;
+        let mut processes: Vec<u32> = most.into_iter().chain(self.let_allocate.iter().copied()).collect();
+        processes.sort_unstable();
+        processes.dedup();
+        let is_above = self.budget.charged(gpu) > self.budget.limit(gpu);
+        if is_above && !self.prove(&processes) {
+            // Who made the client has ended, and who has its file now made no call to this worker.
+            processes = self.processes.tracked().into_iter().filter(|one| one.1).map(|one| one.0).collect();
+            self.prove(&processes);
+        }
         Some(Race { gpu, bytes: more, processes, is_above })
+    }
+
+    /// Proves processes to be the container's by the files of its clients that they have. Returns whether any is.
+    fn prove(&mut self, processes: &[u32]) -> bool {
+        for client in self.books.clients().collect::<Vec<_>>() {
+            if processes.contains(&client.process)
+                && let Some(file) = self.processes.file(client.process, client.fd)
+                && devices(&mut self.manager, &file, client.handle).is_some()
+            {
+                self.processes.prove(client.process);
+            }
+        }
+        processes.iter().any(|pid| self.processes.is_proved(*pid))
     }
 
     /// After the last process: sets what is charged to what RM still counts for the container's processes. `is_shared`:
@@ -110,7 +143,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 Some(_) if is_shared => self.mend(gpu, None),
                 Some(figures) => self.budget.set(gpu, total(&figures).min(self.budget.own(gpu))),
                 // RM says nothing of a GPU that nobody uses.
-                None => self.budget.set(gpu, 0),
+                None if !is_shared => self.budget.set(gpu, 0),
+                None => {}
             }
         }
         self.budget.gpus().all(|gpu| self.budget.own(gpu) == 0)
@@ -156,7 +190,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let mut owned: Vec<u64> = vec![u64::MAX; pids.len()];
         for question in 0..QUESTIONS {
             // Of figures at least once, of the use last.
-            let is_of_use = question > 0 && (question == QUESTIONS - 1 || self.random() >> 32 & 1 == 0);
+            let is_of_use =
+                question > 0 && (question == QUESTIONS - 1 || self.handles.random() >> 32 & 1 == 0);
             if is_of_use {
                 used = used.max(self.used(gpu, asked)?);
             } else {
@@ -182,9 +217,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         tracked: &[(u32, bool)],
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
-        // Without these, what RM counts for them would seem to have left its figures.
-        let tracked = [tracked, &self.left_behind(gpu, asked)].concat();
-        let ended = ended(&tracked);
+        let ended = ended(tracked);
         let pids: Vec<u32> = tracked.iter().map(|(pid, _)| *pid).collect();
         let figures = self.ask(gpu, &pids, &[], asked);
         let sums = self.books.sums(gpu);
@@ -222,6 +255,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(bytes - gone));
             orphaned += gone;
             on_gpu().for_each(|object| self.books.remove(object.client, object.handle));
+            self.forget_channels(client);
             let rest = self.books.tree(client, client);
             if rest.iter().all(|object| object.gpu.is_none()) {
                 rest.iter().for_each(|object| self.books.remove(object.client, object.handle));
@@ -254,7 +288,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.processes.tracked().into_iter().map(|(pid, _)| pid).collect()
     }
 
-    fn ask(
+    pub(super) fn ask(
         &mut self,
         gpu: Gpu,
         pids: &[u32],
@@ -290,10 +324,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let file = match asked {
                 Some((client, _, file)) if client == anchor.client => file,
                 _ => {
-                    let Some(client) = self.books.get(anchor.client, anchor.client) else { continue };
-                    let Ok(fd) = u32::try_from(client.bytes) else { continue };
-                    let Some(file) = self.processes.file(client.parent, fd.cast_signed()) else { continue };
-                    owner = Some(client.parent);
+                    let Some(client) = self.books.client(anchor.client) else { continue };
+                    let Some(file) = self.processes.file(client.process, client.fd) else { continue };
+                    owner = Some(client.process);
                     taken = file;
                     &taken
                 }
@@ -328,6 +361,6 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         // A program can leave nothing to ask through. Our own client does not depend on it.
         let (budget, era) = (&self.budget, self.era);
         let is_it = |uuid: &[u8; 16]| budget.gpu(uuid) == Some(gpu);
-        ask_by_own_client(&mut self.manager, era, is_it, question)
+        ask_by_own_client(&mut self.manager, era, gpu, is_it, question)
     }
 }

@@ -78,7 +78,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let asked = Some((client, call, file));
         let gpus: Vec<Gpu> = self.budget.gpus().filter(|gpu| self.is_concerned(&tree, *gpu)).collect();
         let before: Vec<_> = gpus.iter().map(|gpu| self.ask_all(*gpu, asked).filter(|_| can_tell)).collect();
-        let status = perform(self)?;
+        let status = self.freeing((client, handle), &tree, perform)?;
         if status != Status::OK {
             return Ok(status);
         }

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use gpushare_simulated_manager::{Gpu, Manager, mount};
 use gpushare_supervisor::abi::Era;
 use gpushare_supervisor::budget::Page;
+use gpushare_supervisor::plan::Plan;
 
 /// The UUID of its GPU.
 pub const UUID: [u8; 16] = [1; 16];
@@ -83,10 +84,29 @@ impl Place {
     /// # Errors
     /// When it does not start.
     pub fn start_supervisor(&self, program: &Path, limit: u64) -> Result<PathBuf> {
-        let [socket, budget, limits] = ["socket", "budget", "limits"].map(|name| self.folder.join(name));
+        self.supervise(program, "", 1, limit, None)
+    }
+
+    /// Starts the supervisor of a lease that may hold so many bytes of the GPU, and shares its time by this plan.
+    /// `name` begins the names of its files.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn supervise(
+        &self,
+        program: &Path,
+        name: &str,
+        lease: i64,
+        limit: u64,
+        plan: Option<&Plan>,
+    ) -> Result<PathBuf> {
+        let [socket, budget, limits] =
+            ["socket", "budget", "limits"].map(|file| self.folder.join(format!("{name}{file}")));
         let _ = fs::remove_file(&socket); // an earlier one's
         let page = Page::new();
         page.grant(0, &UUID, limit);
+        page.set_lease(lease);
+        page.set_plan(0, plan);
         File::create(&budget)?.write_all_at(page.as_bytes(), 0)?;
         fs::write(&limits, [0; 4096])?;
         let dev = self.dev();
@@ -97,6 +117,7 @@ impl Place {
         {
             start.arg(flag).arg(path);
         }
+        start.arg("--boards").arg(&self.folder);
         for (flag, name) in [("--control", "nvidiactl"), ("--uvm", "nvidia-uvm"), ("--gpu", "nvidia0")] {
             start.arg(flag).arg(dev.join(name));
         }

@@ -1,14 +1,14 @@
 //! Processes, their supervisor and RM in one program's memory, without a kernel between them: for very many calls.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use gpushare_simulated_manager::{Caller, Gpu, Manager, Memory, ReadError};
-use gpushare_supervisor::abi::{Class, Era, alloc, free, memory, number, put, u32_at};
-use gpushare_supervisor::books::{Books, Record};
+use gpushare_simulated_manager::{Caller, Manager, Memory, ReadError};
+use gpushare_supervisor::abi::{Class, Era, alloc, control, free, memory, number, put, u32_at};
+use gpushare_supervisor::books::{Books, Gpu, Record};
 use gpushare_supervisor::budget::{Budget, Page};
-use gpushare_supervisor::calls::{Answer, Call, Processes, Program, Supervisor};
+use gpushare_supervisor::calls::{Answer, Call, Compute, Engines, Processes, Program, Supervisor};
 use gpushare_supervisor::journal::{Entry, Journal};
 use gpushare_supervisor::manager::{self, Pointed};
 use nix::errno::Errno;
@@ -32,7 +32,8 @@ pub fn era() -> &'static Era {
 pub type Shared = Rc<RefCell<Manager>>;
 
 /// RM, as the supervisor calls it.
-pub struct Performed(Shared);
+#[derive(Clone)]
+pub struct Performed(pub Shared);
 
 /// A few buffers at addresses of their own.
 struct Buffers(RefCell<Vec<(u64, Vec<u8>)>>);
@@ -75,7 +76,7 @@ impl manager::Manager for Performed {
         for (index, one) in pointed.iter().enumerate() {
             put(structure, one.offset, &address(index).to_ne_bytes());
         }
-        let caller = Caller { pid: OURS, is_admin: false, file: *file };
+        let caller = Caller { pid: OURS, is_admin: false, file: *file, gpus: u32::MAX };
         let done = self.0.borrow_mut().call(caller, number, structure, &buffers);
         for (one, (_, bytes)) in pointed.iter_mut().zip(buffers.0.borrow().iter()) {
             one.bytes.copy_from_slice(bytes);
@@ -88,41 +89,69 @@ impl manager::Manager for Performed {
         }
     }
 
+    fn copy(&self, file: &u64) -> Option<u64> {
+        Some(*file)
+    }
+
+    fn open_gpu(&mut self, _gpu: Gpu) -> Option<u64> {
+        Some(u64::from(OURS))
+    }
+
     fn open(&mut self) -> Option<u64> {
         Some(u64::from(OURS))
     }
 }
 
+/// The processes, whether each lives; those that were forgotten are none of them.
+#[derive(Debug, Default)]
+struct Pids {
+    tracked: BTreeMap<u32, bool>,
+    forgotten: BTreeSet<u32>,
+}
+
 /// The processes: descriptor 3 of each is its own file of RM's, whose number is its pid.
-pub struct Living(Rc<RefCell<BTreeMap<u32, bool>>>);
+pub struct Living(Rc<RefCell<Pids>>);
 
 impl Processes for Living {
     type File = u64;
 
     fn tracked(&self) -> Vec<(u32, bool)> {
-        self.0.borrow().iter().map(|(pid, lives)| (*pid, *lives)).collect()
+        self.0.borrow().tracked.iter().map(|(pid, lives)| (*pid, *lives)).collect()
     }
 
     fn lives(&self, pid: u32) -> bool {
-        self.0.borrow().get(&pid).copied().unwrap_or(false)
+        self.0.borrow().tracked.get(&pid).copied().unwrap_or(false)
     }
 
     fn file(&self, pid: u32, _fd: i32) -> Option<u64> {
         self.lives(pid).then_some(u64::from(pid))
     }
 
-    fn prove(&mut self, _pid: u32) {}
-
-    fn has_forgotten(&self) -> bool {
-        false
+    fn watch(&self, pid: u32) -> Option<u64> {
+        Some(u64::from(pid))
     }
 
-    fn had(&self, _pid: u32) -> bool {
-        false
+    fn prove(&mut self, _pid: u32) {}
+
+    fn is_proved(&self, pid: u32) -> bool {
+        self.lives(pid)
     }
 
     fn forget(&mut self, pid: u32) {
-        self.0.borrow_mut().remove(&pid);
+        let mut pids = self.0.borrow_mut();
+        pids.tracked.remove(&pid);
+        pids.forgotten.insert(pid);
+    }
+
+    fn forgotten(&mut self, most: usize) -> Vec<u32> {
+        self.0.borrow().forgotten.iter().take(most).copied().collect()
+    }
+
+    fn remember(&mut self, pid: u32) {
+        let mut pids = self.0.borrow_mut();
+        if pids.forgotten.remove(&pid) {
+            pids.tracked.insert(pid, false);
+        }
     }
 }
 
@@ -148,6 +177,40 @@ const STRUCTURE: u64 = 0x1_0000_0000;
 /// Where its parameters are.
 pub const PARAMETERS: u64 = 0x2_0000_0000;
 
+/// The parameters of memory or of a range of virtual memory.
+pub fn of_bytes(bytes: u64) -> Vec<u8> {
+    let mut parameters = vec![0; era().memory];
+    put(&mut parameters, memory::LENGTH, &bytes.to_ne_bytes());
+    parameters
+}
+
+/// The parameters of a device.
+pub fn of_device(gpu: u32) -> Vec<u8> {
+    let mut parameters = vec![0; Class::DEVICE_PARAMETERS];
+    put(&mut parameters, 0, &gpu.to_ne_bytes());
+    parameters
+}
+
+/// The structure of an allocation.
+fn allocation(class: u32, place: [u32; 3], parameters: &[u8]) -> Vec<u8> {
+    let mut structure = vec![0; era().long];
+    let words = [(alloc::CLIENT, place[0]), (alloc::PARENT, place[1]), (alloc::HANDLE, place[2])];
+    for (at, word) in words.into_iter().chain([(alloc::CLASS, class)]) {
+        put(&mut structure, at, &word.to_ne_bytes());
+    }
+    let address = if parameters.is_empty() { 0 } else { PARAMETERS };
+    put(&mut structure, alloc::PARAMETERS, &address.to_ne_bytes());
+    structure
+}
+
+/// What an allocation that RM answered came to.
+fn made(structure: &[u8]) -> Result<u32, u32> {
+    match u32_at(structure, era().long_status) {
+        0 => Ok(u32_at(structure, alloc::HANDLE)),
+        status => Err(status),
+    }
+}
+
 /// What outlives a worker.
 pub struct Ground {
     records: Vec<Record>,
@@ -171,20 +234,22 @@ impl Ground {
 pub struct World<'g> {
     /// RM.
     pub manager: Shared,
-    living: Rc<RefCell<BTreeMap<u32, bool>>>,
+    living: Rc<RefCell<Pids>>,
     /// Decides about the calls of all processes here.
     pub supervisor: Supervisor<'g, Performed, Living>,
     /// Processes that have the file of another one.
     pub files: BTreeMap<u32, u32>,
+    /// How many calls were let through.
+    pub passed: u64,
     now: u64,
 }
 
 impl<'g> World<'g> {
     /// One that begins on this ground.
     pub fn on(ground: &'g mut Ground) -> Self {
-        let gpus = UUIDS.map(|uuid| Gpu { uuid, memory: 80 << 30 }).to_vec();
+        let gpus = UUIDS.map(|uuid| gpushare_simulated_manager::Gpu { uuid, memory: 80 << 30 }).to_vec();
         let manager = Rc::new(RefCell::new(Manager::new(era(), gpus)));
-        let living = Rc::default();
+        let living = Rc::<RefCell<Pids>>::default();
         let parts = (
             Books::open(&mut ground.records, usize::MAX),
             Budget::new(&ground.page, 0),
@@ -192,7 +257,38 @@ impl<'g> World<'g> {
         );
         let supervisor =
             Supervisor::new(era(), parts, Performed(Rc::clone(&manager)), Living(Rc::clone(&living)), 42);
-        Self { manager, living, supervisor, files: BTreeMap::new(), now: 0 }
+        Self { manager, living, supervisor, files: BTreeMap::new(), passed: 0, now: 0 }
+    }
+
+    /// The same, whose supervisor holds compute, too. The engines are for a timekeeper.
+    pub fn with_engines(ground: &'g mut Ground) -> (Self, Engines<u64>) {
+        let engines = Engines::default();
+        let world = Self::on(ground);
+        let compute = Compute { engines: engines.clone(), wake: Box::new(|_| ()) };
+        (Self { supervisor: world.supervisor.holding_compute(compute), ..world }, engines)
+    }
+
+    /// A control call, and RM's status.
+    pub fn control(
+        &mut self,
+        pid: u32,
+        [client, object]: [u32; 2],
+        command: u32,
+        parameters: &[u8],
+    ) -> Option<u32> {
+        let mut structure = [0; control::SIZE];
+        let size = u32::try_from(parameters.len()).unwrap_or(0);
+        for (at, word) in [
+            (control::CLIENT, client),
+            (control::OBJECT, object),
+            (control::COMMAND, command),
+            (control::PARAMETERS_SIZE, size),
+        ] {
+            put(&mut structure, at, &word.to_ne_bytes());
+        }
+        put(&mut structure, control::PARAMETERS, &PARAMETERS.to_ne_bytes());
+        let done = self.call(pid, number::CONTROL, &structure, parameters);
+        done.map(|(structure, _)| u32_at(&structure, control::STATUS))
     }
 
     /// A call of the process `pid`, as the kernel treats it under the filter. Returns the structure and the
@@ -204,7 +300,7 @@ impl<'g> World<'g> {
         structure: &[u8],
         parameters: &[u8],
     ) -> Option<(Vec<u8>, Vec<u8>)> {
-        self.living.borrow_mut().insert(pid, true);
+        self.living.borrow_mut().tracked.insert(pid, true);
         self.now += 100_000;
         let buffers = vec![(STRUCTURE, structure.to_vec()), (PARAMETERS, parameters.to_vec())];
         let program = Stopped(Buffers(RefCell::new(buffers)));
@@ -223,7 +319,8 @@ impl<'g> World<'g> {
             Answer::Done => Ok(true),
             Answer::Fail(_) | Answer::Gone => Ok(false),
             Answer::LetThrough => {
-                let caller = Caller { pid, is_admin: false, file };
+                self.passed += 1;
+                let caller = Caller { pid, is_admin: false, file, gpus: u32::MAX };
                 let mut copy = program.0.0.borrow()[0].1.clone();
                 let done = self.manager.borrow_mut().call(caller, number, &mut copy, &program.0);
                 program.0.0.borrow_mut()[0].1 = copy;
@@ -236,14 +333,14 @@ impl<'g> World<'g> {
 
     /// A process ends, and others have its file.
     pub fn leave(&mut self, pid: u32) {
-        if let Some(lives) = self.living.borrow_mut().get_mut(&pid) {
+        if let Some(lives) = self.living.borrow_mut().tracked.get_mut(&pid) {
             *lives = false;
         }
     }
 
     /// A process ends, and its file with it.
     pub fn end(&mut self, pid: u32) {
-        if let Some(lives) = self.living.borrow_mut().get_mut(&pid) {
+        if let Some(lives) = self.living.borrow_mut().tracked.get_mut(&pid) {
             *lives = false;
         }
         self.manager.borrow_mut().close(u64::from(pid));
@@ -254,18 +351,32 @@ impl<'g> World<'g> {
     /// # Errors
     /// RM's status, or `u32::MAX` for an error of the kernel's.
     pub fn allocate(&mut self, pid: u32, class: u32, place: [u32; 3], parameters: &[u8]) -> Result<u32, u32> {
-        let mut structure = vec![0; era().long];
-        let words = [(alloc::CLIENT, place[0]), (alloc::PARENT, place[1]), (alloc::HANDLE, place[2])];
-        for (at, word) in words.into_iter().chain([(alloc::CLASS, class)]) {
-            put(&mut structure, at, &word.to_ne_bytes());
-        }
-        let address = if parameters.is_empty() { 0 } else { PARAMETERS };
-        put(&mut structure, alloc::PARAMETERS, &address.to_ne_bytes());
+        let structure = allocation(class, place, parameters);
         let (structure, _) = self.call(pid, number::ALLOC, &structure, parameters).ok_or(u32::MAX)?;
-        match u32_at(&structure, era().long_status) {
-            0 => Ok(u32_at(&structure, alloc::HANDLE)),
-            status => Err(status),
-        }
+        made(&structure)
+    }
+
+    /// The same without a supervisor, as a call does that was changed after it was let through. `file` is the process
+    /// whose file it is made on.
+    ///
+    /// # Errors
+    /// As [`World::allocate`].
+    ///
+    /// # Panics
+    /// When the call is none of RM's.
+    pub fn slip(
+        &mut self,
+        [pid, file]: [u32; 2],
+        class: u32,
+        place: [u32; 3],
+        parameters: &[u8],
+    ) -> Result<u32, u32> {
+        let mut structure = allocation(class, place, parameters);
+        let program = Buffers(RefCell::new(vec![(PARAMETERS, parameters.to_vec())]));
+        let caller = Caller { pid, is_admin: false, file: u64::from(file), gpus: u32::MAX };
+        let done = self.manager.borrow_mut().call(caller, number::ALLOC, &mut structure, &program);
+        assert!(matches!(done, Ok(true)), "{done:?}");
+        made(&structure)
     }
 
     /// A client with a device on each GPU.
@@ -275,9 +386,8 @@ impl<'g> World<'g> {
     pub fn client(&mut self, pid: u32) -> u32 {
         let client = self.allocate(pid, 0x41, [0; 3], &[]).expect("a root client");
         for gpu in 0..2u32 {
-            let mut parameters = vec![0; 56];
-            put(&mut parameters, 0, &gpu.to_ne_bytes());
-            self.allocate(pid, 0x80, [client, client, 0x80 + gpu], &parameters).expect("a device");
+            let place = [client, client, 0x80 + gpu];
+            self.allocate(pid, Class::DEVICE.0, place, &of_device(gpu)).expect("a device");
             if pid.is_multiple_of(2) {
                 let place = [client, 0x80 + gpu, 0x2080 + gpu];
                 self.allocate(pid, 0x2080, place, &[0; 4]).expect("a subdevice");
@@ -291,9 +401,7 @@ impl<'g> World<'g> {
     /// # Errors
     /// As [`World::allocate`].
     pub fn memory(&mut self, pid: u32, client: u32, gpu: u32, bytes: u64) -> Result<u32, u32> {
-        let mut parameters = vec![0; era().memory];
-        put(&mut parameters, memory::LENGTH, &bytes.to_ne_bytes());
-        self.allocate(pid, Class::MEMORY.0, [client, 0x80 + gpu, 0], &parameters)
+        self.allocate(pid, Class::MEMORY.0, [client, 0x80 + gpu, 0], &of_bytes(bytes))
     }
 
     /// A FREE, and RM's status.
@@ -318,7 +426,7 @@ impl<'g> World<'g> {
         for (gpu, limit) in LIMITS.into_iter().enumerate() {
             let sums = self.supervisor.books.sums(gpu);
             let figures =
-                self.living.borrow().keys().map(|pid| manager.figure(gpu, *pid)).collect::<Vec<_>>();
+                self.living.borrow().tracked.keys().map(|pid| manager.figure(gpu, *pid)).collect::<Vec<_>>();
             let counted: u64 = figures.iter().map(|(private, shared)| private + shared).sum();
             let used = manager.used(gpu);
             // What another device's handle holds counts as orphaned until the next look.

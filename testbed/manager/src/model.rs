@@ -2,7 +2,8 @@
 
 mod controls;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 use gpushare_supervisor::abi::{
     Class, Era, Kind, Status, alloc, channel_group, control, duplicate, free, heap, memory, number, put,
@@ -37,6 +38,8 @@ pub struct Caller {
     pub is_admin: bool,
     /// The file that it calls.
     pub file: u64,
+    /// GPUs whose own files it has open, as bits.
+    pub gpus: u32,
 }
 
 /// A GPU.
@@ -70,6 +73,9 @@ const EXPORT_OBJECT: usize = 12;
 const EXPORT_FD: usize = 24;
 const EXPORT_SIZE: usize = 32;
 
+/// Handles of clients begin after this one.
+const FIRST_CLIENT: u32 = 0xc1d0_0000;
+
 /// Who holds a handle of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Holder {
@@ -97,6 +103,39 @@ struct Object {
     piece: Option<u64>,
 }
 
+/// Whoever does a GPU's work: it gets the GPU's number, a process, whether that runs, and its slice in microseconds, 0
+/// for none of its own.
+pub type Steer = Box<dyn FnMut(usize, u32, bool, u64) + Send>;
+
+struct Steered(Steer);
+
+impl std::fmt::Debug for Steered {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Steered")
+    }
+}
+
+/// When a channel ran.
+#[derive(Debug)]
+struct Channel {
+    born: Instant,
+    /// Since when it runs; `None` while it is stopped.
+    since: Option<Instant>,
+    /// What it ran before that.
+    ran: Duration,
+}
+
+impl Channel {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { born: now, since: Some(now), ran: Duration::ZERO }
+    }
+
+    fn ran(&self) -> Duration {
+        self.ran + self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
 #[derive(Debug)]
 struct Client {
     file: u64,
@@ -111,8 +150,11 @@ pub struct Manager {
     gpus: Vec<Gpu>,
     clients: HashMap<u32, Client>,
     pieces: HashMap<u64, Piece>,
-    /// Channels that are stopped, by client and handle.
-    stopped: BTreeSet<(u32, u32)>,
+    /// Channels, by client and handle.
+    channels: BTreeMap<(u32, u32), Channel>,
+    /// Slices that were set for channel groups, in microseconds, by client and handle.
+    slices: BTreeMap<(u32, u32), u64>,
+    steered: Option<Steered>,
     next_client: u32,
     next_handle: u32,
     next_piece: u64,
@@ -123,9 +165,52 @@ pub struct Manager {
 impl Manager {
     /// RM of a driver of this era, with these GPUs.
     pub fn new(era: &'static Era, gpus: Vec<Gpu>) -> Self {
-        let (clients, pieces, stopped) = Default::default();
-        let (next_client, next_handle) = (0xc1d0_0000, 0xcaf0_0000);
-        Self { era, gpus, clients, pieces, stopped, next_client, next_handle, next_piece: 0, privileged: 0 }
+        let (clients, pieces, channels, slices) = Default::default();
+        let (next_client, next_handle) = (FIRST_CLIENT, 0xcaf0_0000);
+        Self {
+            era,
+            gpus,
+            clients,
+            pieces,
+            channels,
+            slices,
+            steered: None,
+            next_client,
+            next_handle,
+            next_piece: 0,
+            privileged: 0,
+        }
+    }
+
+    /// The same, with somebody who does the GPUs' work.
+    #[must_use]
+    pub fn steering(self, steer: Steer) -> Self {
+        Self { steered: Some(Steered(steer)), ..self }
+    }
+
+    /// Says whether the process of a client runs, and its slice: while any of its channels does, and that of its first
+    /// group.
+    fn steer(&mut self, client: u32) {
+        let Some(pid) = self.clients.get(&client).map(|client| client.pid) else { return };
+        let Some(steered) = &mut self.steered else { return };
+        for gpu in 0..self.gpus.len() {
+            let its = |(client, handle): &(u32, u32)| {
+                let client = self.clients.get(client).filter(|client| client.pid == pid);
+                client
+                    .and_then(|client| client.objects.get(handle))
+                    .is_some_and(|object| object.gpu == Some(gpu))
+            };
+            let mut channels =
+                self.channels.iter().filter(|(at, _)| its(at)).map(|(_, channel)| channel).peekable();
+            let is_stopped = channels.peek().is_some() && channels.all(|channel| channel.since.is_none());
+            let slice = self.slices.iter().find(|(at, _)| its(at)).map_or(0, |(_, slice)| *slice);
+            (steered.0)(gpu, pid, !is_stopped, slice);
+        }
+    }
+
+    /// Gives clients the handles again that it gave first, as RM does after many.
+    pub fn reuse_handles(&mut self) {
+        self.next_client = FIRST_CLIENT;
     }
 
     /// Serves a call, whose structure is `structure`. An error is one that `ioctl` reports.
@@ -250,7 +335,11 @@ impl Manager {
             Kind::Device if parent == client && parameters.len() >= 4 => {
                 let gpu = u32_at(parameters, 0) as usize;
                 object.gpu = Some(gpu).filter(|gpu| *gpu < self.gpus.len());
-                let _ = object.gpu.ok_or(Status::INVALID_ARGUMENT)?;
+                let gpu = object.gpu.ok_or(Status::INVALID_ARGUMENT)?;
+                // The driver looks for the GPU's file among those of the calling task.
+                if caller.gpus >> gpu & 1 == 0 {
+                    return Err(INSUFFICIENT_PERMISSIONS);
+                }
             }
             Kind::Device => return Err(INVALID_PARENT),
             Kind::Memory => {
@@ -296,10 +385,49 @@ impl Manager {
         if let Some(piece) = object.piece.and_then(|piece| self.pieces.get_mut(&piece)) {
             piece.holders.push(Holder::Object(client, handle));
         }
+        if object.class.kind() == Kind::Channel {
+            let _ = self.channels.insert((client, handle), Channel::new());
+        }
         if let Some(client) = self.clients.get_mut(&client) {
             client.objects.insert(handle, object);
         }
         Ok(handle)
+    }
+
+    fn set_running(&mut self, (client, channel): (u32, u32), runs: bool) {
+        let Some(channel) = self.channels.get_mut(&(client, channel)) else { return };
+        channel.ran = channel.ran();
+        channel.since = runs.then(Instant::now);
+        self.steer(client);
+    }
+
+    /// Starts a channel, or all of a group. Whether a card does so by these calls is not known.
+    fn start_below(&mut self, client: u32, handle: u32) {
+        let objects = self.clients.get(&client).into_iter().flat_map(|client| &client.objects);
+        let its = objects.filter(|(at, object)| **at == handle || object.parent == handle).map(|(at, _)| *at);
+        let its: Vec<u32> = its.collect();
+        its.into_iter().for_each(|channel| self.set_running((client, channel), true));
+    }
+
+    fn set_slice(&mut self, group: (u32, u32), microseconds: u64) {
+        let _ = self.slices.insert(group, microseconds);
+        self.steer(group.0);
+    }
+
+    /// Whether a channel runs; `None` if there is none.
+    pub fn runs(&self, client: u32, channel: u32) -> Option<bool> {
+        self.channels.get(&(client, channel)).map(|channel| channel.since.is_some())
+    }
+
+    /// The clients that have an object of this handle.
+    pub fn clients_with(&self, handle: u32) -> Vec<u32> {
+        let has = |(_, client): &(&u32, &Client)| client.objects.contains_key(&handle);
+        self.clients.iter().filter(has).map(|(client, _)| *client).collect()
+    }
+
+    /// The slice that was set for a channel group, in microseconds.
+    pub fn slice(&self, client: u32, group: u32) -> Option<u64> {
+        self.slices.get(&(client, group)).copied()
     }
 
     /// A device has one subdevice.
@@ -381,6 +509,10 @@ impl Manager {
     }
 
     fn end_object(&mut self, client: u32, handle: u32) {
+        let gone = (self.channels.remove(&(client, handle)), self.slices.remove(&(client, handle)));
+        if !matches!(gone, (None, None)) {
+            self.steer(client);
+        }
         let object = self.clients.get_mut(&client).and_then(|client| client.objects.remove(&handle));
         if let Some(piece) = object.and_then(|object| object.piece) {
             self.let_go(piece, Holder::Object(client, handle));
@@ -487,7 +619,13 @@ impl Manager {
 
     /// The figures of all GPUs and processes, one per line.
     pub fn report(&self) -> String {
-        let mut lines = format!("privileged {}\nstopped {}\n", self.privileged, self.stopped.len());
+        let stopped = self.channels.values().filter(|channel| channel.since.is_none()).count();
+        let mut lines = format!("privileged {}\nstopped {stopped}\n", self.privileged);
+        for ((client, _), channel) in &self.channels {
+            let pid = self.clients.get(client).map_or(0, |client| client.pid);
+            let (ran, lived) = (channel.ran().as_micros(), channel.born.elapsed().as_micros());
+            lines.push_str(&format!("channel of {pid} ran {ran} of {lived}\n"));
+        }
         let mut pids: Vec<u32> = self.clients.values().map(|client| client.pid).collect();
         pids.sort_unstable();
         pids.dedup();

@@ -78,7 +78,17 @@ fn caller(task: u32, file: u64) -> Option<Caller> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let capabilities = u64::from_str_radix(field("CapEff:")?, 16).ok()?;
     const SYS_ADMIN: u64 = 1 << 21;
-    Some(Caller { pid: field("Tgid:")?.parse().ok()?, is_admin: capabilities & SYS_ADMIN != 0, file })
+    let pid: u32 = field("Tgid:")?.parse().ok()?;
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let gpus = descriptors.filter_map(|one| minor(&fs::read_link(one.path()).ok()?));
+    let gpus = gpus.fold(0, |all, minor| all | 1 << minor);
+    Some(Caller { pid, is_admin: capabilities & SYS_ADMIN != 0, file, gpus })
+}
+
+/// The number of the GPU whose own file has this path.
+fn minor(path: &Path) -> Option<u32> {
+    let number = path.file_name()?.to_str()?.strip_prefix("nvidia")?.parse().ok();
+    number.filter(|number| *number < u32::BITS)
 }
 
 /// The number of the file that the task has as descriptor `fd`.

@@ -235,6 +235,20 @@ impl Session {
         })
     }
 
+    /// Steers the process that has this pid in the node's own pid namespace, which must be this one's too, on the GPU of
+    /// this index; nothing happens if it has no slot. `slice` as in [`timeline::steer`].
+    pub fn steer(&self, gpu: usize, pid: u32, runs: bool, slice: u64) {
+        let state = self.state();
+        let Some(gpu) = state.gpus().get(gpu) else { return };
+        for index in 0..state.used_slots() {
+            if self.reader.life(index) == Life::Alive(Some(pid)) {
+                let generation = state.slots[index].generation.load(Ordering::Acquire);
+                let owner = Owner { slot: u32::try_from(index).unwrap_or(u32::MAX), generation };
+                timeline::steer(gpu, self, owner, runs, slice);
+            }
+        }
+    }
+
     /// Gives back what dead processes held: memory, and work that had not run. It notes the pids of the
     /// others as [`Reader::note_pids`] does, because each look at a slot costs a system call.
     pub fn sweep(&self) {

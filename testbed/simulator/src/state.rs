@@ -15,7 +15,7 @@ use crate::mig::Part;
 use crate::physics::NodePhysics;
 
 /// First word of a state file; it stands for the layout's name and version.
-pub const MAGIC: u64 = 0x6770_7573_696d_0008;
+pub const MAGIC: u64 = 0x6770_7573_696d_0009;
 /// Most GPUs that a node can have.
 pub const GPUS: usize = 16;
 /// Most processes that can use a node's GPUs at one time.
@@ -85,8 +85,10 @@ pub struct Line {
     /// Generation of the slot whose work this is. A dead process's generation stays until the next owner
     /// queues work.
     pub generation: AtomicU32,
-    /// Padding, zero.
-    pub reserved: AtomicU32,
+    /// 1 while the process's channels are stopped.
+    pub stopped: AtomicU32,
+    /// Length of its turns in nanoseconds; 0: as the GPU has them.
+    pub slice: AtomicU64,
     /// Position of the end of all work that was ever queued.
     pub queued: AtomicU64,
     /// Position up to which the work has run.

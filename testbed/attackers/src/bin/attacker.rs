@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use gpushare_manager_calls::{Client, DEVICE, Entry, SUBDEVICE, Way, call, memory_parameters};
 use gpushare_supervisor::abi::{Class, Era, alloc, channels, heap, memory, number, put};
+use gpushare_supervisor::engine::list;
 
 /// Tries to hold more device memory than it was granted.
 #[derive(Parser)]
@@ -30,7 +31,7 @@ struct Args {
     /// Threads of `crowd`.
     #[arg(long, default_value_t = 32)]
     threads: u32,
-    /// Whether calls are wrapped into another one.
+    /// Whether `stop` wraps its call into another one.
     #[arg(long)]
     wrapped: bool,
     /// Whether `stop` first names that client in an allocation.
@@ -79,6 +80,10 @@ enum Mode {
     Crowd,
     /// Makes a channel, says which, and stops it, or another program's.
     Stop,
+    /// Makes a channel, which could work from then on: an honest program.
+    Work,
+    /// The same, and starts it again and again, in all ways that there are.
+    Start,
 }
 
 fn main() -> Result<()> {
@@ -105,9 +110,11 @@ fn main() -> Result<()> {
     if matches!(args.mode, Mode::X32) {
         client.way.entry = Entry::X32;
     }
-    client.way.is_wrapped |= args.wrapped;
+    if matches!(args.mode, Mode::Work | Mode::Start) {
+        return work(&client, matches!(args.mode, Mode::Start));
+    }
     if matches!(args.mode, Mode::Stop) {
-        return stop(&client, &args.channel, args.planted);
+        return stop(client, &args);
     }
     let mut held = Vec::new();
     let mut got = 0;
@@ -240,14 +247,15 @@ fn crowd(args: &Args, piece: u64, era: &'static Era) -> Result<()> {
 }
 
 /// Makes a channel, stops `channel` or its own, and says what RM answered.
-fn stop(client: &Client, channel: &[u32], planted: bool) -> Result<()> {
+fn stop(mut client: Client, args: &Args) -> Result<()> {
     let own = client.allocate(CHANNEL, [client.handle, DEVICE, 0], &mut []);
     let own = own.map_err(|refusal| anyhow::anyhow!("channel: {refusal:?}"))?;
-    let (named, handle) = match *channel {
+    let (named, handle) = match *args.channel {
         [named, handle] => (named, handle),
         _ => (client.handle, own),
     };
-    if planted {
+    client.way.is_wrapped = args.wrapped;
+    if args.planted {
         let _refused = client.add_device(named);
     }
     let mut parameters = [0; channels::STOP.size];
@@ -262,6 +270,33 @@ fn stop(client: &Client, channel: &[u32], planted: bool) -> Result<()> {
     let done = client.control(SUBDEVICE, channels::STOP.command, &mut parameters);
     println!("{} {own} {done:?}", client.handle);
     std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// Has a channel until standard input ends, which it starts all the time if it `starts` it.
+fn work(client: &Client, starts: bool) -> Result<()> {
+    let refused = |what| move |refusal| anyhow::anyhow!("{what}: {refusal:?}");
+    let era = client.era;
+    let place = [client.handle, DEVICE, 0];
+    let group = client.allocate(Class(0xa06c), place, &mut [0; 20]).map_err(refused("group"))?;
+    let mut parameters = vec![0; era.channel];
+    let channel = client.allocate(CHANNEL, [client.handle, group, 0], &mut parameters);
+    let channel = channel.map_err(refused("channel"))?;
+    println!("works");
+    let is_over = AtomicBool::new(!starts);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let mut named = list([(client.handle, channel)], true);
+                let _ = client.control(SUBDEVICE, channels::STOP.command, &mut named);
+                let _ = client.control(group, channels::SCHEDULE[0], &mut [1, 0]);
+                let _ = client.control(channel, channels::SCHEDULE[1], &mut [1, 0]);
+            }
+        });
+        let ended = std::io::stdin().read_to_end(&mut Vec::new());
+        is_over.store(true, Ordering::Relaxed);
+        ended.map(drop)
+    })?;
     Ok(())
 }
 

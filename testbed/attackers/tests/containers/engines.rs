@@ -51,7 +51,7 @@ fn an_attacker_in_dockers_container_gets_its_share() {
         return;
     }
     let node = Node::new();
-    let config = node.config(LowLevel::Runc, "required");
+    let config = node.config(LowLevel::Runc, "required", "library");
     let docker = Docker::start(&artifacts::wrapper(), &config, false);
     let files = format!("{}:{FILES}", node.files().display());
     let program = format!("{ATTACKER}:{INSIDE}:ro");
@@ -72,7 +72,7 @@ fn an_attacker_in_containerds_container_gets_its_share() {
         return;
     }
     let node = Node::new();
-    let config = node.config(LowLevel::Runc, "required");
+    let config = node.config(LowLevel::Runc, "required", "library");
     let containerd = Containerd::start(&config, View::AsItIs, WITHOUT_CRI);
     let archive = image::archive(containerd.scratch());
     let ctr = |words: &[&str]| containerd.ctr("attackers", words);
@@ -115,7 +115,7 @@ fn an_attacker_in_podmans_container_gets_its_share() {
         return;
     }
     let node = Node::new();
-    let config = node.config(LowLevel::Runc, "required");
+    let config = node.config(LowLevel::Runc, "required", "library");
     let scratch = Scratch::new("podman");
     let podman = |words: &[&str]| {
         let mut podman = Command::new(PODMAN);

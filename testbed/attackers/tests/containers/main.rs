@@ -3,6 +3,7 @@
 //!
 //! The containers' files of RM are a simulated one's, which the kernel reaches as it reaches a driver.
 
+mod compute;
 mod engines;
 mod node;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gpushare_attackers::supervisors;
 use gpushare_simulated_manager::{Gpu, Manager, mount};
+use gpushare_simulator::session::Session;
 use gpushare_supervisor::abi::Era;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
@@ -34,24 +35,33 @@ impl Node {
         let uuid = u128::from_str_radix(&digits, 16).expect("a UUID").to_be_bytes();
         let folder = node.shared().join("manager");
         fs::create_dir(&folder).expect("a folder");
-        let manager = Manager::new(era(), vec![Gpu { uuid, memory: 80 << 30 }]);
+        // A slice runs for 1.02 of what was asked for, as on the H200.
+        let card = Session::open(&node.shared()).expect("a simulated GPU");
+        let steer = move |gpu, pid, runs, slice: u64| card.steer(gpu, pid, runs, slice * 1_020);
+        let manager = Manager::new(era(), vec![Gpu { uuid, memory: 80 << 30 }]).steering(Box::new(steer));
         let session = mount(manager, 1, &folder).expect("root may mount");
         Self { _session: Box::new(session), node }
     }
 
     /// The wrapper in front of `low_level`, with a supervisor in this mode.
     pub fn runtime(&self, low_level: LowLevel, mode: &str) -> Runtime {
-        Runtime::with_config(low_level, &self.config(low_level, mode))
+        Runtime::with_config(low_level, &self.config(low_level, mode, "library"))
     }
 
-    /// Settings for such a wrapper.
-    pub fn config(&self, low_level: LowLevel, mode: &str) -> PathBuf {
-        let name = format!("{low_level:?}-{mode}").to_lowercase();
+    /// The same, whose supervisors hold compute, too.
+    pub fn runtime_that_holds_compute(&self, low_level: LowLevel) -> Runtime {
+        Runtime::with_config(low_level, &self.config(low_level, "required", "supervisor"))
+    }
+
+    /// Settings for such a wrapper, and who holds compute.
+    pub fn config(&self, low_level: LowLevel, mode: &str, compute: &str) -> PathBuf {
+        let name = format!("{low_level:?}-{mode}-{compute}").to_lowercase();
         let config = self.node.config_with(&name, &low_level.settings());
         let more = config.with_extension("toml.d");
         fs::create_dir_all(&more).expect("a folder");
         let program = env!("CARGO_BIN_EXE_supervisor");
-        let text = format!("[supervisor]\nmode = \"{mode}\"\n[paths]\nsupervisor = \"{program}\"\n");
+        let section = format!("[supervisor]\nmode = \"{mode}\"\ncompute = \"{compute}\"\n");
+        let text = format!("{section}[paths]\nsupervisor = \"{program}\"\n");
         fs::write(more.join("supervisor.toml"), text).expect("a file");
         config
     }

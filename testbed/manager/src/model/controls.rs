@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use gpushare_supervisor::abi::{
-    Class, Kind, Status, channels, control, device_ids, framebuffer_info, gid_info, pid_info, pids, put,
-    u32_at, u64_at,
+    Class, Kind, Status, channels, control, device_ids, framebuffer_info, gid_info, handle_info, interleave,
+    pid_info, pids, put, slice, u32_at, u64_at,
 };
 
 use super::{
@@ -30,21 +30,26 @@ impl Manager {
             gid_info::COMMAND => gid_info::SIZE,
             EXPORT_TO_FD => EXPORT_SIZE,
             device_ids::COMMAND => device_ids::SIZE,
+            handle_info::COMMAND => handle_info::SIZE,
             _ if command == channels::STOP.command => channels::STOP.size,
+            slice::COMMAND => slice::SIZE,
+            interleave::COMMAND => interleave::SIZE,
+            _ if channels::SCHEDULE.contains(&command) => size,
             _ => {
                 set(structure, control::STATUS, NOT_SUPPORTED);
                 return Ok(());
             }
         };
         let mut parameters = vec![0; wanted];
-        let gpu = match self.client(caller, client) {
-            Ok(owner) => owner.objects.get(&object).filter(|object| object.class == Class::SUBDEVICE),
+        let found = match self.client(caller, client) {
+            Ok(owner) => owner.objects.get(&object),
             Err(status) => {
                 set(structure, control::STATUS, status);
                 return Ok(());
             }
         };
-        let gpu = gpu.and_then(|object| object.gpu);
+        let kind = found.map(|object| object.class.kind());
+        let gpu = found.filter(|object| object.class == Class::SUBDEVICE).and_then(|object| object.gpu);
         let status = if size != wanted {
             Status::INVALID_ARGUMENT
         } else if program.read(address, &mut parameters).is_err() {
@@ -57,8 +62,22 @@ impl Manager {
             let all = (0..self.gpus.len()).fold(0u32, |mask, gpu| mask | 1 << gpu);
             put(&mut parameters, device_ids::MASK, &all.to_ne_bytes());
             if object == client { Status::OK } else { NOT_FOUND }
+        } else if command == handle_info::COMMAND {
+            if object == client { self.tell_of_object(client, &mut parameters) } else { NOT_FOUND }
         } else if command == channels::STOP.command {
-            self.stop(&parameters)
+            if gpu.is_some() { self.stop(&parameters) } else { NOT_FOUND }
+        } else if command == slice::COMMAND {
+            let is_group = kind == Some(Kind::ChannelGroup);
+            if is_group {
+                self.set_slice((client, object), u64_at(&parameters, slice::MICROSECONDS));
+            }
+            if is_group { Status::OK } else { NOT_FOUND }
+        } else if command == interleave::COMMAND || channels::SCHEDULE.contains(&command) {
+            let has_them = matches!(kind, Some(Kind::ChannelGroup | Kind::Channel));
+            if has_them && command != interleave::COMMAND {
+                self.start_below(client, object);
+            }
+            if has_them { Status::OK } else { NOT_FOUND }
         } else if let Some(gpu) = gpu {
             self.answer(command, gpu, &mut parameters);
             Status::OK
@@ -70,6 +89,21 @@ impl Manager {
         }
         set(structure, control::STATUS, status);
         Ok(())
+    }
+
+    /// The parent or the class of one of a client's objects.
+    fn tell_of_object(&self, client: u32, parameters: &mut [u8]) -> Status {
+        let (handle, asked) =
+            (u32_at(parameters, handle_info::OBJECT), u32_at(parameters, handle_info::ASKED));
+        let object = self.clients.get(&client).and_then(|client| client.objects.get(&handle));
+        let result = match (object, asked) {
+            (None, _) if handle != client => return NOT_FOUND,
+            (_, handle_info::PARENT) => object.map_or(0, |object| object.parent),
+            (_, handle_info::CLASS) => object.map_or(Class::CLIENT, |object| object.class).0,
+            _ => return Status::INVALID_ARGUMENT,
+        };
+        put(parameters, handle_info::RESULT, &u64::from(result).to_ne_bytes());
+        Status::OK
     }
 
     /// Stops or starts channels, whoever they belong to, as an H200's firmware does.
@@ -87,13 +121,7 @@ impl Manager {
         if !named.iter().all(is_channel) {
             return Status(0x21);
         }
-        for channel in named {
-            if parameters[0] == 0 {
-                self.stopped.remove(&channel)
-            } else {
-                self.stopped.insert(channel)
-            };
-        }
+        named.into_iter().for_each(|channel| self.set_running(channel, parameters[channels::STOPS] == 0));
         Status::OK
     }
 

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 use gpushare_manager_calls::{Client, DEVICE};
 use gpushare_simulator::state::State;
-use gpushare_supervisor::abi::{Class, Era};
+use gpushare_supervisor::abi::{Class, Era, channels, slice};
 
 use crate::abi::{Code, Result};
 use crate::driver::{Driver, locked};
@@ -37,7 +37,7 @@ struct OnGpu {
     held: BTreeMap<u64, Vec<u32>>,
     /// Bytes of small amounts.
     small: u64,
-    /// The address space and the channel group of its contexts.
+    /// The address space and the channel group of its contexts; the group's channel goes with it.
     space: Option<[u32; 2]>,
 }
 
@@ -136,19 +136,34 @@ impl OnGpu {
             let mut space = vec![0; era.address_space];
             let space = self.client.allocate(Class(0x90f1), [own, DEVICE, 0], &mut space).ok()?;
             let group = self.client.allocate(Class(0xa06c), [own, DEVICE, 0], &mut [0; 20]);
-            match group {
-                Ok(group) => self.space = Some([space, group]),
-                Err(_) => {
-                    let _ = self.client.free(own, space);
-                    return None;
+            let made = group.ok().filter(|group| {
+                let is_begun = self.begin(*group, era).is_some();
+                if !is_begun {
+                    let _ = self.client.free(own, *group);
                 }
-            }
+                is_begun
+            });
+            let Some(group) = made else {
+                let _ = self.client.free(own, space);
+                return None;
+            };
+            self.space = Some([space, group]);
         }
         let taken = self.take(bytes, OF_A_CONTEXT);
         if taken.is_none() {
             self.close_contexts();
         }
         taken
+    }
+
+    /// Makes the channel of a group and lets it run, in turns of the length that the driver's library asks for.
+    fn begin(&self, group: u32, era: &Era) -> Option<()> {
+        const CHANNEL: Class = Class(0xc86f);
+        const MICROSECONDS: u64 = 2_048;
+        let place = [self.client.handle, group, 0];
+        let _channel = self.client.allocate(CHANNEL, place, &mut vec![0; era.channel]).ok()?;
+        self.client.control(group, slice::COMMAND, &mut MICROSECONDS.to_ne_bytes()).ok()?;
+        self.client.control(group, channels::SCHEDULE[0], &mut [1, 0, 0]).ok()
     }
 
     fn close_contexts(&mut self) {

@@ -42,6 +42,21 @@ impl Line {
         self.queued.load(Ordering::Acquire).saturating_sub(self.ran.load(Ordering::Acquire))
     }
 
+    /// Whether it has work, and may do it.
+    fn is_ready(&self) -> bool {
+        self.left() > 0 && self.stopped.load(Ordering::Acquire) == 0
+    }
+
+    /// Is the line of a slot's next owner, if it is not yet.
+    fn belong_to(&self, generation: u32) {
+        if self.generation.load(Ordering::Relaxed) != generation {
+            self.drop_rest();
+            self.stopped.store(0, Ordering::Relaxed);
+            self.slice.store(0, Ordering::Relaxed);
+            self.generation.store(generation, Ordering::Release);
+        }
+    }
+
     /// Drops the work that has not run, and the stamps that were not given.
     fn drop_rest(&self) {
         self.queued.store(self.ran.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -60,10 +75,7 @@ pub fn submit(gpu: &Gpu, session: &Session, length: u64) -> Place {
 /// now.
 fn place(gpu: &Gpu, owner: Owner, length: u64) -> Place {
     let line = line(gpu, owner.slot);
-    if line.generation.load(Ordering::Relaxed) != owner.generation {
-        line.drop_rest();
-        line.generation.store(owner.generation, Ordering::Release);
-    }
+    line.belong_to(owner.generation);
     let position = line.queued.load(Ordering::Relaxed).saturating_add(length);
     line.queued.store(position, Ordering::Release);
     Place { owner, position }
@@ -113,16 +125,41 @@ struct Turn {
 /// The turn at `time`: the current one, or a new one for the next process with work.
 fn turn(gpu: &Gpu, used: usize, time: u64) -> Option<Turn> {
     let turns = &gpu.turns;
-    let slice = turns.slice.load(Ordering::Relaxed).max(1);
     let (holder, end) = (turns.holder.load(Ordering::Relaxed), turns.end.load(Ordering::Relaxed));
-    if time < end && line(gpu, holder).left() > 0 {
-        return Some(Turn { slot: holder, begin: end.saturating_sub(slice), end });
+    if time < end && line(gpu, holder).is_ready() {
+        return Some(Turn { slot: holder, begin: end.saturating_sub(slice(gpu, holder)), end });
     }
-    let slot = after(holder, used).find(|&slot| line(gpu, slot).left() > 0)?;
+    let slot = after(holder, used).find(|&slot| line(gpu, slot).is_ready())?;
     // The process that had the last turn is still resident.
     let switch = if slot == holder { 0 } else { turns.switch.load(Ordering::Relaxed) };
     let begin = time.saturating_add(switch);
-    Some(Turn { slot, begin, end: begin.saturating_add(slice) })
+    Some(Turn { slot, begin, end: begin.saturating_add(slice(gpu, slot)) })
+}
+
+/// The length of a process's turns in nanoseconds.
+fn slice(gpu: &Gpu, slot: u32) -> u64 {
+    match line(gpu, slot).slice.load(Ordering::Relaxed) {
+        0 => gpu.turns.slice.load(Ordering::Relaxed).max(1),
+        own => own,
+    }
+}
+
+/// Lets a process run, or stops it, and sets the length of its turns in nanoseconds; 0: as the GPU has them. A kernel
+/// that runs is cut at once.
+pub fn steer(gpu: &Gpu, session: &Session, owner: Owner, runs: bool, slice: u64) {
+    let _guard = session.lock(&gpu.time_lock);
+    advance(gpu, session);
+    steer_now(gpu, owner, runs, slice);
+}
+
+fn steer_now(gpu: &Gpu, owner: Owner, runs: bool, slice: u64) {
+    let line = line(gpu, owner.slot);
+    line.belong_to(owner.generation);
+    line.stopped.store(u32::from(!runs), Ordering::Release);
+    line.slice.store(slice, Ordering::Release);
+    if !runs && gpu.turns.holder.load(Ordering::Relaxed) == owner.slot {
+        gpu.turns.end.store(0, Ordering::Relaxed); // the next turn begins with a switch
+    }
 }
 
 /// All slots in the order of turns; `holder` comes last.
@@ -233,9 +270,10 @@ impl Place {
             return before;
         }
         let of_holder = line(gpu, holder).left().min(end.saturating_sub(time));
-        let slice = turns.slice.load(Ordering::Relaxed);
         let others = after(holder, session.state().used_slots()).take_while(|&slot| slot != self.owner.slot);
-        others.map(|slot| line(gpu, slot).left().min(slice)).fold(before + of_holder, u64::saturating_add)
+        let ready = others.filter(|&slot| line(gpu, slot).is_ready());
+        let turns = ready.map(|slot| line(gpu, slot).left().min(slice(gpu, slot)));
+        turns.fold(before + of_holder, u64::saturating_add)
     }
 }
 
@@ -356,6 +394,33 @@ mod tests {
             assert_eq!(ran(gpu).map(|ns| ns / 1000), want, "after {after} us");
             assert_eq!(books(gpu), ran(gpu), "after {after} us");
         }
+    }
+
+    #[test]
+    fn who_is_stopped_does_not_run_and_the_length_of_turns_is_each_ones_own() {
+        let gpu = gpu();
+        let [a, b, _] = OWNERS;
+        place(gpu, a, 100 * MS);
+        place(gpu, b, 100 * MS);
+        steer_now(gpu, a, true, 3 * MS);
+        steer_now(gpu, b, true, 7 * MS);
+        advance_to(gpu, 3, 1020 * MS);
+        assert_eq!(ran(gpu), [6 * MS, 14 * MS, 0]);
+        // In the middle of its turn.
+        advance_to(gpu, 3, 1021 * MS);
+        steer_now(gpu, a, false, 3 * MS);
+        advance_to(gpu, 3, 1031 * MS);
+        assert_eq!(ran(gpu), [7 * MS, 24 * MS, 0]);
+        steer_now(gpu, b, false, 7 * MS);
+        advance_to(gpu, 3, 1041 * MS);
+        assert_eq!(ran(gpu), [7 * MS, 24 * MS, 0]);
+        steer_now(gpu, a, true, 0);
+        advance_to(gpu, 3, 1051 * MS);
+        assert_eq!(ran(gpu), [17 * MS, 24 * MS, 0]);
+        // The next owner of the slot is not stopped.
+        place(gpu, Owner { generation: 2, ..b }, MS);
+        advance_to(gpu, 3, 1055 * MS);
+        assert_eq!(ran(gpu)[1], 25 * MS);
     }
 
     #[test]

@@ -1,0 +1,185 @@
+//! A GPU's board: a page on which each supervisor says how its container shares the GPU and whether it works, so that
+//! everybody knows whose windows are in use. Each writes its own line alone, and nobody waits for another.
+//!
+//! A line counts while its writer lives, which is so while it holds the lock on the byte of this number.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use gpushare_schedule::frame::Frame;
+use gpushare_schedule::{Policy, Tenant};
+use nix::fcntl::OFlag;
+
+use crate::plan::{Plan, SharedPlan};
+use crate::{memory, sys};
+
+/// Most containers on one GPU.
+const MOST_LINES: usize = 256;
+
+/// Number of the page's layout, raised with every change to it.
+const VERSION: u64 = 1;
+/// What a page begins with: "gsboards" with the number of its layout.
+const LAYOUT: u64 = u64::from_ne_bytes(*b"gsboards") ^ VERSION;
+
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Line {
+    lease: AtomicI64,
+    plan: SharedPlan,
+    /// Channel groups that work.
+    working: AtomicU32,
+}
+
+/// The page.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Page {
+    layout: AtomicU64,
+    lines: [Line; MOST_LINES],
+}
+
+/// A GPU's board, with a line of one's own.
+#[derive(Debug)]
+pub struct Board {
+    page: &'static Page,
+    file: OwnedFd,
+    own: usize,
+}
+
+impl Board {
+    /// Opens the board `path`, which is made where it is missing, and takes a line of it.
+    ///
+    /// # Errors
+    /// When it cannot be opened, is another version's, or has no line left.
+    pub fn join(path: &Path) -> io::Result<Self> {
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut open = || options.custom_flags(flags).open(path).map(OwnedFd::from);
+        // The mapping keeps its file, and would keep the lock of it.
+        let (mapped, file) = (open()?, open()?);
+        let size = i64::try_from(size_of::<Page>()).map_err(io::Error::other)?;
+        // Zeros are an empty page, whoever of several makes it so long.
+        if nix::sys::stat::fstat(&file)?.st_size < size {
+            nix::unistd::ftruncate(&file, size)?;
+        }
+        let page = memory::map_board(&mapped)?;
+        let layout = page.layout.compare_exchange(0, LAYOUT, Ordering::SeqCst, Ordering::SeqCst);
+        if layout.is_err_and(|layout| layout != LAYOUT) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "another version made it"));
+        }
+        let own = (0..MOST_LINES).find(|line| sys::lock_byte(&file, *line, false).is_ok());
+        let own = own.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;
+        Ok(Self { page, file, own })
+    }
+
+    /// Says how the container of a lease shares, and how many channel groups of it work; without any it is not there.
+    pub fn publish(&self, lease: i64, plan: &Plan, working: u32) {
+        let line = &self.page.lines[self.own];
+        line.plan.write(Some(plan));
+        line.working.store(working, Ordering::Relaxed);
+        line.lease.store(lease, Ordering::Release);
+    }
+
+    /// Takes the line's words back.
+    pub fn leave(&self) {
+        let line = &self.page.lines[self.own];
+        line.lease.store(0, Ordering::Release);
+        line.plan.write(None);
+    }
+
+    /// Who is on the GPU, each lease once, with the longest frame that anybody goes by.
+    pub fn read(&self) -> (Frame, Vec<Tenant>) {
+        let mut frame = Frame::SHORT;
+        let mut tenants: Vec<Tenant> = Vec::new();
+        for (at, line) in self.page.lines.iter().enumerate() {
+            let lease = line.lease.load(Ordering::Acquire);
+            if lease == 0 || !(at == self.own || sys::is_locked(&self.file, at).unwrap_or(true)) {
+                continue;
+            }
+            let working = line.working.load(Ordering::Relaxed);
+            let plan = line.plan.read();
+            if plan.as_ref().is_some_and(|plan| plan.frame == Frame::LONG) {
+                frame = Frame::LONG;
+            }
+            // Containers of one lease have one plan.
+            if let Some(known) = tenants.iter_mut().find(|tenant| tenant.lease == lease) {
+                known.working = known.working.saturating_add(working);
+                known.is_present |= working > 0;
+            } else {
+                let policy = plan.map_or(Policy::Unlimited, |plan| plan.policy);
+                tenants.push(Tenant { lease, policy, is_present: working > 0, working });
+            }
+        }
+        (frame, tenants)
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn burst(share: u32) -> Plan {
+        Plan { policy: Policy::Burst { share, ceiling: 100 }, frame: Frame::SHORT }
+    }
+
+    #[test]
+    fn who_is_there_is_read_by_all_and_who_has_left_by_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("board");
+        let [one, two, three] = [0; 3].map(|_| Board::join(&path).unwrap());
+        one.publish(11, &burst(30), 1);
+        two.publish(12, &burst(70), 2);
+        three.publish(12, &burst(70), 3); // a pod's second container
+        let tenant = |lease, share, working| Tenant {
+            lease,
+            policy: Policy::Burst { share, ceiling: 100 },
+            is_present: true,
+            working,
+        };
+        let all = vec![tenant(11, 30, 1), tenant(12, 70, 5)];
+        assert_eq!(one.read(), (Frame::SHORT, all.clone()));
+        assert_eq!(three.read(), (Frame::SHORT, all));
+        drop(three);
+        drop(one);
+        assert_eq!(two.read().1, [tenant(12, 70, 2)]);
+        two.publish(12, &Plan { frame: Frame::LONG, ..burst(70) }, 0);
+        assert_eq!(two.read(), (Frame::LONG, vec![Tenant { is_present: false, ..tenant(12, 70, 0) }]));
+    }
+
+    #[test]
+    fn a_line_counts_while_its_writer_lives() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("board");
+        let (one, two) = (Board::join(&path).unwrap(), Board::join(&path).unwrap());
+        one.publish(11, &burst(30), 1);
+        // As if its process had been killed: the lock goes with its file, and the words stay.
+        let line = one.own;
+        let page = one.page;
+        drop(one);
+        page.lines[line].plan.write(Some(&burst(30)));
+        page.lines[line].working.store(1, Ordering::Relaxed);
+        page.lines[line].lease.store(11, Ordering::Relaxed);
+        assert_eq!(two.read().1, []);
+        let next = Board::join(&path).unwrap();
+        assert_eq!(next.own, line, "its line is free again");
+    }
+
+    #[test]
+    fn a_page_of_another_layout_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("board");
+        std::fs::write(&path, [7; size_of::<Page>()]).unwrap();
+        assert_eq!(Board::join(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

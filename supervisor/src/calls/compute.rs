@@ -1,0 +1,189 @@
+//! Channels on compute engines: which there are, and what programs may do to them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::allocate::COPY_GROUP;
+use super::{Call, Processes, Supervisor};
+use crate::abi::{Kind, Status};
+use crate::books::{Gpu, MOST_GPUS, Object};
+use crate::engine::{Engine, Seat};
+use crate::manager::Manager;
+
+/// The container's part of each GPU's engine, which those share who decide about calls and who keep time.
+pub struct Engines<F>(Arc<[Mutex<Engine<F>>]>);
+
+impl<F> Clone for Engines<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<F> Default for Engines<F> {
+    fn default() -> Self {
+        Self((0..MOST_GPUS).map(|_| Mutex::default()).collect())
+    }
+}
+
+impl<F> Engines<F> {
+    /// A GPU's engine. Nobody else may use it meanwhile.
+    pub fn on(&self, gpu: Gpu) -> MutexGuard<'_, Engine<F>> {
+        self.0[gpu].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of all GPUs.
+    pub(super) fn all(&self) -> impl Iterator<Item = (Gpu, MutexGuard<'_, Engine<F>>)> {
+        (0..self.0.len()).map(|gpu| (gpu, self.on(gpu)))
+    }
+}
+
+/// How a container's compute is held.
+pub struct Compute<F> {
+    /// Its channels.
+    pub engines: Engines<F>,
+    /// Tells who keeps a GPU's time that something has changed.
+    pub wake: Box<dyn Fn(Gpu)>,
+}
+
+impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
+    /// The same, which holds the container's compute as well: channels of its compute engines run by a schedule.
+    #[must_use]
+    pub fn holding_compute(mut self, compute: Compute<M::File>) -> Self {
+        self.compute = Some(compute);
+        for channel in self.books.channels() {
+            let owner = self.books.get(channel.client, channel.client);
+            let owner = owner.map(|client| (client.parent, client.bytes));
+            let file =
+                owner.and_then(|(pid, fd)| self.processes.file(pid, u32::try_from(fd).ok()?.cast_signed()));
+            self.enter_engine(&channel, owner.map_or(0, |(pid, _)| pid), file);
+        }
+        self
+    }
+
+    /// Whether channels are performed.
+    pub(super) fn holds_compute(&self) -> bool {
+        self.compute.is_some()
+    }
+
+    /// Gives a new channel its place in the schedule, which decides whether it runs.
+    ///
+    /// # Errors
+    /// The status that the program gets in place of a channel that could not be stopped.
+    pub(super) fn schedule(&mut self, channel: &Object, call: &Call, file: &M::File) -> Result<(), Status> {
+        let copy = self.manager.copy(file).filter(|_| self.processes.watch(call.process).is_some());
+        if copy.is_none() {
+            return Err(Status::INSUFFICIENT_RESOURCES); // the supervisor has no descriptor left
+        }
+        self.enter_engine(channel, call.process, copy);
+        Ok(())
+    }
+
+    fn enter_engine(&mut self, channel: &Object, owner: u32, file: Option<M::File>) {
+        let Object { client, parent, .. } = *channel;
+        let Some(gpu) = channel.gpu else { return };
+        let group = self.books.get(client, parent).filter(|above| above.class.kind() == Kind::ChannelGroup);
+        if group.is_some_and(|group| group.cost == COPY_GROUP) {
+            return;
+        }
+        let device = group.map_or(parent, |group| group.parent);
+        let subdevice = self.books.subdevice_of(client, device).map_or(0, |known| known.handle);
+        let watch = self.processes.watch(owner);
+        let Some(compute) = &self.compute else { return };
+        let group = group.map_or(channel.handle, |group| group.handle);
+        let mut engine = compute.engines.on(gpu);
+        engine.add(client, (group, channel.handle), || Seat {
+            client,
+            owner,
+            watch,
+            file,
+            device,
+            subdevice,
+        });
+        if !engine.runs() {
+            let _ = engine.set(&mut self.manager, self.era, &mut self.handles, false);
+        }
+        drop(engine);
+        (compute.wake)(gpu);
+    }
+
+    /// Performs what frees `tree`, and what else is below `handle`, while nobody stops or starts channels.
+    pub(super) fn freeing<E>(
+        &mut self,
+        (client, handle): (u32, u32),
+        tree: &[Object],
+        perform: impl FnOnce(&mut Self) -> Result<Status, E>,
+    ) -> Result<Status, E> {
+        let leads_to_channels =
+            |object: &Object| !matches!(object.class.kind(), Kind::Memory | Kind::VirtualRange);
+        let Some(engines) = self.engines().filter(|_| tree.iter().any(leads_to_channels)) else {
+            return perform(self);
+        };
+        let mut locked: Vec<_> = engines.all().filter(|(_, engine)| engine.has_client(client)).collect();
+        let status = perform(self)?;
+        if status == Status::OK {
+            for (gpu, engine) in &mut locked {
+                tree.iter().for_each(|object| engine.remove(client, object.handle));
+                engine.remove(client, handle);
+                self.wake(*gpu);
+            }
+        }
+        Ok(status)
+    }
+
+    /// Forgets the channels of a client that is gone.
+    pub(super) fn forget_channels(&mut self, client: u32) {
+        let Some(compute) = &self.compute else { return };
+        for (gpu, mut engine) in compute.engines.all() {
+            engine.remove(client, client);
+            (compute.wake)(gpu);
+        }
+    }
+
+    /// The subdevice by which a client's channels are stopped.
+    pub(super) fn timekeepers_subdevice(&self, client: u32, device: u32) -> Option<u32> {
+        self.compute.as_ref()?.engines.all().find_map(|(_, engine)| engine.subdevice(client, device))
+    }
+
+    /// Takes note of what became of a client's subdevices: `old` is gone, `new` is there in its place.
+    pub(super) fn note_subdevice(&mut self, client: u32, device: u32, old: Option<u32>, new: Option<u32>) {
+        let Some(compute) = &self.compute else { return };
+        for (_, mut engine) in compute.engines.all() {
+            old.into_iter().for_each(|old| engine.remove(client, old));
+            new.into_iter().for_each(|new| engine.set_subdevice(client, device, new));
+        }
+    }
+
+    /// Whether the schedule has stopped a group or a channel that ran before. A program lets it run.
+    pub(super) fn has_stopped(&self, client: u32, handle: u32) -> bool {
+        let engines = self.engines();
+        let mut all = engines.iter().flat_map(Engines::all);
+        all.any(|(_, mut engine)| engine.begin(client, handle) && !engine.runs())
+    }
+
+    /// Stops channels anew that should not run.
+    pub(super) fn stop_again(&mut self) {
+        let Some(engines) = self.engines() else { return };
+        for (_, mut engine) in engines.all().filter(|(_, engine)| !engine.runs() && !engine.is_empty()) {
+            let _ = engine.set(&mut self.manager, self.era, &mut self.handles, false);
+        }
+    }
+
+    /// Takes note that a program may have started channels of its own.
+    pub(super) fn disturb(&mut self) {
+        let Some(compute) = &self.compute else { return };
+        for (gpu, mut engine) in compute.engines.all() {
+            if !engine.runs() {
+                engine.disturb();
+                (compute.wake)(gpu);
+            }
+        }
+    }
+
+    /// The container's engines, if its compute is held.
+    pub(super) fn engines(&self) -> Option<Engines<M::File>> {
+        self.compute.as_ref().map(|compute| compute.engines.clone())
+    }
+
+    fn wake(&self, gpu: Gpu) {
+        self.compute.iter().for_each(|compute| (compute.wake)(gpu));
+    }
+}

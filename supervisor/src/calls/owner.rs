@@ -1,0 +1,108 @@
+//! Whose a client's memory is: RM counts it for the process that made the client, whoever allocates.
+//!
+//! A client can come from a process whose figures nobody asks for, as that of another container. Its memory would
+//! seem to be gone from the card at once. So the first memory of each client has to be seen in the figures of a process
+//! of the container's. Another thread could make such a figure rise at the right moment by memory of its own. So a
+//! duplicate of the memory comes and goes in an order that nobody knows, by which the memory is shared or private.
+
+use super::{Call, Processes, Supervisor};
+use crate::abi::{Status, duplicate, number, put, u32_at};
+use crate::books::{Client, Object};
+use crate::manager::{Figure, Manager, free_object};
+
+/// How many answers in a row have to agree: who does not know the order guesses it once in 2^28 times.
+const AGREEING: u32 = 28;
+/// Handles of duplicates begin here.
+const TWINS: u32 = 0xe600_0000;
+
+/// How many questions are asked: other threads of an honest program may make and free duplicates meanwhile.
+const QUESTIONS: u32 = 512;
+
+impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
+    /// Whether a process of the container's owns the client of memory that RM has just made.
+    pub(super) fn has_owner(&mut self, object: &Object, call: &Call, file: &M::File) -> bool {
+        let Some(client) = self.books.client(object.client) else { return false };
+        if client.owner.is_some() {
+            return true; // it is forgotten with its process
+        }
+        let owner = self.find_owner(object, call, file);
+        owner.is_some_and(|owner| self.books.note_client(&Client { owner: Some(owner), ..client }).is_ok())
+    }
+
+    fn find_owner(&mut self, object: &Object, call: &Call, file: &M::File) -> Option<u32> {
+        let (client, twin) = (object.client, twin_of(object.handle));
+        let mut is_shared = false;
+        let owner = self.watch_twin(object, &mut is_shared, call, file);
+        if is_shared {
+            free_object(&mut self.manager, file, client, twin).ok()?;
+        }
+        owner
+    }
+
+    fn watch_twin(
+        &mut self,
+        object: &Object,
+        is_shared: &mut bool,
+        call: &Call,
+        file: &M::File,
+    ) -> Option<u32> {
+        let gpu = object.gpu?;
+        let asked = Some((object.client, call, file));
+        let mut figures = self.ask_all(gpu, asked)?;
+        let pids: Vec<u32> = figures.iter().map(|(pid, _)| *pid).collect();
+        let mut agreed: Vec<u32> = vec![0; figures.len()];
+        for _ in 0..QUESTIONS {
+            let was_shared = *is_shared;
+            if self.handles.random() >> 32 & 1 == 0 {
+                if was_shared {
+                    free_object(&mut self.manager, file, object.client, twin_of(object.handle)).ok()?;
+                } else {
+                    self.make_twin(object, file)?;
+                }
+                *is_shared = !was_shared;
+            }
+            let now = self.ask(gpu, &pids, &[], asked)?;
+            let moved = (was_shared, *is_shared);
+            for (agreed, ((_, before), (_, now))) in agreed.iter_mut().zip(figures.iter().zip(&now)) {
+                *agreed = if has_moved(before, now, object.bytes, moved) { *agreed + 1 } else { 0 };
+            }
+            figures = now;
+            if agreed.iter().any(|agreed| *agreed >= AGREEING) {
+                break;
+            }
+        }
+        let mut owners = pids.iter().zip(agreed).filter(|(_, agreed)| *agreed >= AGREEING);
+        owners.next().map(|(pid, _)| *pid).filter(|_| owners.next().is_none())
+    }
+
+    fn make_twin(&mut self, object: &Object, file: &M::File) -> Option<()> {
+        let mut call = [0; duplicate::SIZE];
+        for (at, word) in [
+            (duplicate::CLIENT, object.client),
+            (duplicate::PARENT, object.parent),
+            (duplicate::HANDLE, twin_of(object.handle)),
+            (duplicate::SOURCE_CLIENT, object.client),
+            (duplicate::SOURCE, object.handle),
+        ] {
+            put(&mut call, at, &word.to_ne_bytes());
+        }
+        self.manager.call(file, number::DUP_OBJECT, &mut call, &mut []).ok()?;
+        (Status(u32_at(&call, duplicate::STATUS)) == Status::OK).then_some(())
+    }
+}
+
+/// The handle of a memory's duplicate. The worker that goes on after this one knows it, and undoes both. A program that has
+/// an object of this handle gets no memory.
+pub fn twin_of(handle: u32) -> u32 {
+    TWINS | handle & 0x00ff_ffff
+}
+
+/// Whether an owner's figure went as its memory did: it was and is now shared, or private.
+fn has_moved(before: &Figure, now: &Figure, bytes: u64, (was_shared, is_shared): (bool, bool)) -> bool {
+    let less = |figure: u64| figure.checked_sub(bytes);
+    match (was_shared, is_shared) {
+        (false, true) => less(before.private) == Some(now.private) && less(now.shared) == Some(before.shared),
+        (true, false) => less(now.private) == Some(before.private) && less(before.shared) == Some(now.shared),
+        _ => before == now,
+    }
+}

@@ -1,0 +1,319 @@
+//! The container's channels on a GPU's compute engine, and the calls that stop and start them.
+//!
+//! A channel runs if two want it: the schedule, and the program, which may stop its own channels and starts them
+//! again. Channels of copy engines are not here: they go on running.
+
+use crate::abi::{Era, channels, put, slice};
+use crate::handles::Handles;
+use crate::manager::{Manager, Subdevice, add_subdevice};
+
+/// Where channels are, and how RM takes calls for them.
+#[derive(Debug)]
+pub struct Seat<F> {
+    /// The client.
+    pub client: u32,
+    /// Its process.
+    pub owner: u32,
+    /// A descriptor of that process, readable once it has ended.
+    pub watch: Option<F>,
+    /// A copy of the client's file, which keeps the client until it is dropped; `None` where it cannot be had.
+    pub file: Option<F>,
+    /// Its device.
+    pub device: u32,
+    /// That device's subdevice; 0: none is known.
+    pub subdevice: u32,
+}
+
+#[derive(Debug)]
+struct Channel {
+    handle: u32,
+    group: u32,
+    /// Whether the program wants it to run.
+    is_wanted: bool,
+}
+
+#[derive(Debug)]
+struct Group {
+    handle: u32,
+    /// The slice that it was given, in microseconds; 0: its own.
+    slice: u32,
+}
+
+#[derive(Debug)]
+struct Member<F> {
+    seat: Seat<F>,
+    /// Whether RM did what it was last asked for.
+    is_reached: bool,
+    channels: Vec<Channel>,
+    groups: Vec<Group>,
+    /// Groups and channels that the program let run for the first time.
+    begun: Vec<u32>,
+}
+
+/// One GPU's compute engine, as far as this container works on it.
+#[derive(Debug)]
+pub struct Engine<F> {
+    members: Vec<Member<F>>,
+    runs: bool,
+    /// Whether it is certain that the channels do what `runs` says.
+    is_settled: bool,
+    is_disturbed: bool,
+}
+
+impl<F> Default for Engine<F> {
+    fn default() -> Self {
+        Self { members: Vec::new(), runs: true, is_settled: true, is_disturbed: false }
+    }
+}
+
+impl<F> Engine<F> {
+    /// Whether the container has no channel on it.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Whether its channels run now, as the schedule has it.
+    pub fn runs(&self) -> bool {
+        self.runs
+    }
+
+    /// Whether nobody may have changed that since.
+    pub fn is_settled(&self) -> bool {
+        self.is_settled
+    }
+
+    /// Takes note that a program may be starting channels by itself.
+    pub fn disturb(&mut self) {
+        (self.is_settled, self.is_disturbed) = (self.is_empty(), !self.is_empty());
+    }
+
+    /// Whether that was so since this was last asked.
+    pub fn take_disturbance(&mut self) -> bool {
+        std::mem::take(&mut self.is_disturbed)
+    }
+
+    /// How many channel groups the container has here.
+    pub fn groups(&self) -> u32 {
+        u32::try_from(self.members.iter().map(|member| member.groups.len()).sum::<usize>())
+            .unwrap_or(u32::MAX)
+    }
+
+    /// How many calls stop them all.
+    pub fn calls(&self) -> u32 {
+        let calls = self.members.iter().map(|member| member.channels.len().div_ceil(channels::MOST));
+        u32::try_from(calls.sum::<usize>()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether it has channels of this client.
+    pub fn has_client(&self, client: u32) -> bool {
+        self.members.iter().any(|member| member.seat.client == client)
+    }
+
+    /// Whether this is one of its channels.
+    pub fn has(&self, client: u32, channel: u32) -> bool {
+        let of_client = self.members.iter().filter(|member| member.seat.client == client);
+        of_client.flat_map(|member| &member.channels).any(|one| one.handle == channel)
+    }
+
+    /// Adds a channel of `group` (the channel itself where it has none), which has just been made and runs. `seat` is
+    /// asked for where its client is new here.
+    pub fn add(&mut self, client: u32, (group, channel): (u32, u32), seat: impl FnOnce() -> Seat<F>) {
+        let at = match self.members.iter().position(|member| member.seat.client == client) {
+            Some(at) => at,
+            None => {
+                self.members.push(Member {
+                    seat: seat(),
+                    is_reached: true,
+                    channels: Vec::new(),
+                    groups: Vec::new(),
+                    begun: Vec::new(),
+                });
+                self.members.len() - 1
+            }
+        };
+        let member = &mut self.members[at];
+        member.channels.push(Channel { handle: channel, group, is_wanted: true });
+        if member.groups.iter().all(|known| known.handle != group) {
+            member.groups.push(Group { handle: group, slice: 0 });
+        }
+        self.is_settled &= self.runs;
+    }
+
+    /// Drops what a client has under this handle, its own for all of it: RM has freed it.
+    pub fn remove(&mut self, client: u32, handle: u32) {
+        for member in self.members.iter_mut().filter(|member| member.seat.client == client) {
+            if handle == client || handle == member.seat.device {
+                member.channels.clear();
+            }
+            if handle == member.seat.subdevice {
+                member.seat.subdevice = 0;
+            }
+            member.channels.retain(|one| one.handle != handle && one.group != handle);
+            member.begun.retain(|one| *one != handle);
+            let Member { channels, groups, .. } = member;
+            groups.retain(|group| channels.iter().any(|one| one.group == group.handle));
+        }
+        self.members.retain(|member| !member.channels.is_empty());
+        self.is_settled |= self.is_empty();
+    }
+
+    /// The subdevice by which a client's channels are stopped.
+    pub fn subdevice(&self, client: u32, device: u32) -> Option<u32> {
+        let its = |member: &&Member<F>| member.seat.client == client && member.seat.device == device;
+        self.members.iter().find(its).map(|member| member.seat.subdevice).filter(|handle| *handle != 0)
+    }
+
+    /// Takes note of a subdevice that the program makes.
+    pub fn set_subdevice(&mut self, client: u32, device: u32, subdevice: u32) {
+        let its = |member: &&mut Member<F>| member.seat.client == client && member.seat.device == device;
+        self.members.iter_mut().filter(its).for_each(|member| member.seat.subdevice = subdevice);
+    }
+
+    /// Takes note of what a program wants of one of its channels.
+    pub fn want(&mut self, client: u32, channel: u32, runs: bool) {
+        let of_client = self.members.iter_mut().filter(|member| member.seat.client == client);
+        let all = of_client.flat_map(|member| &mut member.channels);
+        all.filter(|one| one.handle == channel).for_each(|one| one.is_wanted = runs);
+    }
+
+    /// Takes note that a program lets a group or a channel run, and returns whether it is one that ran before.
+    pub fn begin(&mut self, client: u32, handle: u32) -> bool {
+        let has = |member: &&mut Member<F>| {
+            member.seat.client == client
+                && member.channels.iter().any(|one| one.handle == handle || one.group == handle)
+        };
+        let Some(member) = self.members.iter_mut().find(has) else { return false };
+        let has_begun = member.begun.contains(&handle);
+        if !has_begun {
+            member.begun.push(handle);
+        }
+        has_begun
+    }
+
+    /// The descriptors that are readable once a process here has ended.
+    pub fn watched(&self) -> impl Iterator<Item = &F> {
+        self.members.iter().filter_map(|member| member.seat.watch.as_ref())
+    }
+
+    /// The descriptors of processes whose channels could not be reached when they were last to run or stop.
+    pub fn unreached(&self) -> impl Iterator<Item = &F> {
+        self.members
+            .iter()
+            .filter(|member| !member.is_reached)
+            .filter_map(|member| member.seat.watch.as_ref())
+    }
+
+    /// Stops the channels of processes that have ended, and lets their clients go. Whoever else has such a file has
+    /// channels that run no more.
+    pub fn drop_ended<M: Manager<File = F>>(
+        &mut self,
+        manager: &mut M,
+        (era, handles): (&Era, &mut Handles),
+        has_ended: impl Fn(&F) -> bool,
+    ) {
+        for member in &mut self.members {
+            if member.seat.watch.as_ref().is_none_or(&has_ended) {
+                let _ = member.set(manager, era, handles, false);
+                member.channels.clear();
+            }
+        }
+        self.members.retain(|member| !member.channels.is_empty());
+        self.is_settled |= self.is_empty();
+    }
+
+    /// Lets all channels run, or stops them, and returns how many calls to RM that took.
+    pub fn set<M: Manager<File = F>>(
+        &mut self,
+        manager: &mut M,
+        era: &Era,
+        handles: &mut Handles,
+        runs: bool,
+    ) -> u32 {
+        let mut made = 0;
+        for member in &mut self.members {
+            let calls = member.set(manager, era, handles, runs);
+            member.is_reached = calls.is_some();
+            made += calls.unwrap_or(0);
+        }
+        self.runs = runs;
+        self.is_settled = self.members.iter().all(|member| member.is_reached);
+        made
+    }
+
+    /// Gives each group a slice of so many microseconds, where it has another one. A group that cannot be reached
+    /// has its own on.
+    pub fn set_slices<M: Manager<File = F>>(&mut self, manager: &mut M, microseconds: u32) {
+        for Member { seat, groups, .. } in &mut self.members {
+            let Some(file) = &seat.file else { continue };
+            for group in groups.iter_mut().filter(|group| group.slice != microseconds) {
+                let mut parameters = [0; slice::SIZE];
+                put(&mut parameters, slice::MICROSECONDS, &u64::from(microseconds).to_ne_bytes());
+                let object = Subdevice { file, client: seat.client, handle: group.handle };
+                if object.control(manager, slice::COMMAND, &mut parameters).is_some() {
+                    group.slice = microseconds;
+                }
+            }
+        }
+    }
+}
+
+impl<F> Member<F> {
+    /// How many calls were made; `None` if RM did not do them all.
+    fn set<M: Manager<File = F>>(
+        &mut self,
+        manager: &mut M,
+        era: &Era,
+        handles: &mut Handles,
+        runs: bool,
+    ) -> Option<u32> {
+        let named = self.channels.iter().filter(|one| !runs || one.is_wanted).map(|one| one.handle);
+        let named: Vec<u32> = named.collect();
+        let mut calls = 0;
+        for part in named.chunks(channels::MOST) {
+            calls += 1;
+            if !self.seat.call(manager, part, runs) {
+                self.seat.subdevice = self.seat.own_subdevice(manager, era, handles)?;
+                if !self.seat.call(manager, part, runs) {
+                    return None;
+                }
+            }
+        }
+        Some(calls)
+    }
+}
+
+impl<F> Seat<F> {
+    /// Whether RM stopped or started these channels.
+    fn call<M: Manager<File = F>>(&self, manager: &mut M, named: &[u32], runs: bool) -> bool {
+        let Some(file) = self.file.as_ref().filter(|_| self.subdevice != 0) else { return false };
+        let subdevice = Subdevice { file, client: self.client, handle: self.subdevice };
+        let mut parameters = list(named.iter().map(|channel| (self.client, *channel)), runs);
+        subdevice.control(manager, channels::STOP.command, &mut parameters).is_some()
+    }
+
+    fn own_subdevice<M: Manager<File = F>>(
+        &self,
+        manager: &mut M,
+        era: &Era,
+        handles: &mut Handles,
+    ) -> Option<u32> {
+        let (file, client, device) = (self.file.as_ref()?, self.client, self.device);
+        handles.first_free(|handle| add_subdevice(manager, file, [client, device, handle], era)).ok()
+    }
+}
+
+/// The parameters of a call that stops or starts these channels, at most [`channels::MOST`].
+pub fn list(named: impl IntoIterator<Item = (u32, u32)>, runs: bool) -> [u8; channels::STOP.size] {
+    let mut parameters = [0; channels::STOP.size];
+    parameters[channels::STOPS] = u8::from(!runs);
+    let mut count = 0u32;
+    for ((client, channel), at) in
+        named.into_iter().zip((channels::STOP.clients..).step_by(4)).take(channels::MOST)
+    {
+        put(&mut parameters, at, &client.to_ne_bytes());
+        put(&mut parameters, at + 4 * channels::MOST, &channel.to_ne_bytes());
+        count += 1;
+    }
+    put(&mut parameters, channels::STOP.count, &count.to_ne_bytes());
+    parameters
+}

@@ -1,0 +1,192 @@
+//! The timekeeper of one GPU: stops and starts the container's channels there as the schedule says.
+//!
+//! It is a thread of the worker, so that a call which the worker serves delays nobody's window. It sleeps while the
+//! container has no channel, and between two edges of windows.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::Builder;
+use std::time::Duration;
+
+use gpushare_schedule::Card;
+use gpushare_schedule::windows::Overrun;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+
+use crate::abi::Era;
+use crate::board::Board;
+use crate::books::{Gpu, MOST_GPUS};
+use crate::budget::Page;
+use crate::calls::{Compute, Engines};
+use crate::handles::Handles;
+use crate::kernel::Kernel;
+use crate::sys;
+use crate::tasks::now;
+
+/// Microseconds that stopping takes for each call, after which a call is late.
+const STOP: u64 = 500;
+/// After how many microseconds a call that RM did not do, or whose effect a program may have undone, is made anew.
+const RETRY: u64 = 2_000;
+/// How many microseconds channels may not be reached before their process is ended.
+const PATIENCE: u64 = 1_000_000;
+
+/// What all timekeepers of a container have in common.
+#[derive(Clone)]
+pub struct Ground {
+    /// The driver's interface.
+    pub era: &'static Era,
+    /// RM.
+    pub kernel: Kernel,
+    /// The lease's plans.
+    pub page: &'static Page,
+}
+
+struct Timekeeper {
+    gpu: Gpu,
+    lease: i64,
+    ground: Ground,
+    engines: Engines<OwnedFd>,
+    board: Board,
+    wake: Arc<EventFd>,
+    handles: Handles,
+    overrun: Overrun,
+    /// When the channels that run now should stop.
+    due: Option<u64>,
+    /// Since when some channels cannot be reached.
+    failing: Option<u64>,
+    /// When channels are stopped once more, since a call that was let through may have started them.
+    again: Option<u64>,
+}
+
+/// Starts a timekeeper for each GPU of which the lease has a plan; without any nobody keeps time, which is `None`.
+/// `boards` is the folder of all GPUs' boards.
+///
+/// # Errors
+/// When a board cannot be used, or a thread cannot be started.
+pub fn start(ground: &Ground, boards: &Path) -> io::Result<Option<Compute<OwnedFd>>> {
+    let engines = Engines::default();
+    let mut wakes = Vec::new();
+    for gpu in (0..MOST_GPUS).filter(|gpu| ground.page.plan(*gpu).is_some()) {
+        let Some(uuid) = ground.page.uuid(gpu) else { continue };
+        let board = Board::join(&boards.join(name_of(&uuid)))?;
+        let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        wakes.push((gpu, Arc::clone(&wake)));
+        let timekeeper = Timekeeper {
+            gpu,
+            lease: ground.page.lease(),
+            ground: ground.clone(),
+            engines: engines.clone(),
+            board,
+            wake,
+            handles: Handles::new(sys::random()),
+            overrun: Overrun::default(),
+            due: None,
+            failing: None,
+            again: None,
+        };
+        let _detached = Builder::new().name(format!("timekeeper{gpu}")).spawn(move || timekeeper.run())?;
+    }
+    if wakes.is_empty() {
+        return Ok(None);
+    }
+    let wake = Box::new(move |gpu| {
+        for (_, wake) in wakes.iter().filter(|(one, _)| *one == gpu) {
+            let _ = wake.write(1);
+        }
+    });
+    Ok(Some(Compute { engines, wake }))
+}
+
+/// Checks that the boards of a lease's GPUs can be used.
+///
+/// # Errors
+/// As [`Board::join`].
+pub fn check(page: &Page, boards: &Path) -> io::Result<()> {
+    let held = (0..MOST_GPUS).filter(|gpu| page.plan(*gpu).is_some());
+    held.filter_map(|gpu| page.uuid(gpu))
+        .try_for_each(|uuid| Board::join(&boards.join(name_of(&uuid))).map(drop))
+}
+
+/// The name of a GPU's board.
+fn name_of(uuid: &[u8; 16]) -> String {
+    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Timekeeper {
+    fn run(mut self) {
+        let _ = sys::wake_precisely(); // windows are off by some 50 microseconds more without it
+        loop {
+            let until = self.step();
+            let watched: Vec<OwnedFd> =
+                self.engines.on(self.gpu).watched().filter_map(|one| one.try_clone().ok()).collect();
+            let mut asked: Vec<PollFd> = std::iter::once(self.wake.as_fd())
+                .chain(watched.iter().map(AsFd::as_fd))
+                .map(|one| PollFd::new(one, PollFlags::POLLIN))
+                .collect();
+            let left = until.map(|until| TimeSpec::from(Duration::from_micros(until.saturating_sub(now()))));
+            let _ = ppoll(&mut asked, left, None); // whatever it was, it is looked at
+            let _ = self.wake.read();
+        }
+    }
+
+    /// Does what the schedule asks for now, and returns until when that holds; `None`: until something changes.
+    fn step(&mut self) -> Option<u64> {
+        let Self { gpu, lease, .. } = *self;
+        let Ground { era, mut kernel, page } = self.ground.clone();
+        let engines = self.engines.clone();
+        let mut engine = engines.on(gpu);
+        engine.drop_ended(&mut kernel, (era, &mut self.handles), has_ended);
+        let Some(plan) = page.plan(gpu).filter(|_| !engine.is_empty()) else {
+            self.board.leave();
+            (self.overrun, self.due, self.failing, self.again) = (Overrun::default(), None, None, None);
+            return None;
+        };
+        self.board.publish(lease, &plan, engine.groups());
+        let (frame, tenants) = self.board.read();
+        let card = Card { frame, tenants: &tenants };
+        let began = now();
+        let stretch = card.stretch(lease, began, engine.calls(), &mut self.overrun);
+        if let Some(slices) = card.slices(lease) {
+            engine.set_slices(&mut kernel, slices.slice);
+        }
+        let is_due = self.again.is_some_and(|again| again <= began);
+        self.again = self.again.filter(|_| !is_due);
+        if engine.take_disturbance() {
+            let _ = self.again.get_or_insert(began + RETRY);
+        }
+        if engine.runs() != stretch.runs || !engine.is_settled() || (is_due && !stretch.runs) {
+            let calls = engine.set(&mut kernel, era, &mut self.handles, stretch.runs);
+            if !stretch.runs
+                && let Some(due) = self.due.take()
+            {
+                self.overrun.add(late(due, began, calls));
+            }
+            self.failing = (!engine.is_settled()).then(|| self.failing.unwrap_or(began));
+            if self.failing.is_some_and(|since| began.saturating_sub(since) > PATIENCE) {
+                // Programs that nobody can stop take others' time.
+                for watch in engine.unreached() {
+                    let _ = sys::kill(watch.as_fd());
+                }
+            }
+        }
+        if stretch.runs {
+            self.due = Some(stretch.until);
+        }
+        let retry = (!engine.is_settled()).then(|| now() + RETRY);
+        [Some(stretch.until), retry, self.again].into_iter().flatten().min()
+    }
+}
+
+/// By how many microseconds channels that should have stopped at `due` did so too late.
+fn late(due: u64, began: u64, calls: u32) -> u64 {
+    let took = now().saturating_sub(began).saturating_sub(STOP * u64::from(calls));
+    began.saturating_sub(due).saturating_add(took)
+}
+
+fn has_ended(watch: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
+    ppoll(&mut asked, Some(TimeSpec::from(Duration::ZERO)), None).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,185 @@
+//! What programs may do to channels whose time a supervisor holds.
+
+use gpushare_attackers::world::{Ground, Performed, World, era};
+use gpushare_supervisor::abi::{channel_group, channels, interleave, put, slice};
+use gpushare_supervisor::calls::Engines;
+use gpushare_supervisor::engine::list;
+use gpushare_supervisor::handles::Handles;
+
+const CHANNEL: u32 = 0xc86f;
+const GROUP: u32 = 0xa06c;
+/// The device and the subdevice of the first GPU.
+const DEVICE: u32 = 0x80;
+const SUBDEVICE: u32 = 0x2080;
+/// A program with a subdevice of its own, and one without.
+const PROGRAMS: [u32; 2] = [10, 11];
+
+struct Tested<'g> {
+    world: World<'g>,
+    engines: Engines<u64>,
+    handles: Handles,
+}
+
+impl<'g> Tested<'g> {
+    fn on(ground: &'g mut Ground) -> Self {
+        let (world, engines) = World::with_engines(ground);
+        Self { world, engines, handles: Handles::new(7) }
+    }
+
+    /// A client with a channel group on a compute engine, or a copy engine, and one channel in it.
+    fn program(&mut self, pid: u32, engine: u32) -> [u32; 3] {
+        let client = self.world.client(pid);
+        let mut parameters = [0; 20];
+        put(&mut parameters, channel_group::ENGINE, &engine.to_ne_bytes());
+        let group = self.world.allocate(pid, GROUP, [client, DEVICE, 0], &parameters).expect("a group");
+        [client, group, self.channel(pid, client, group)]
+    }
+
+    fn channel(&mut self, pid: u32, client: u32, parent: u32) -> u32 {
+        self.world.allocate(pid, CHANNEL, [client, parent, 0], &vec![0; era().channel]).expect("a channel")
+    }
+
+    /// As a timekeeper does it. Returns whether RM did all of it.
+    fn set(&mut self, runs: bool) -> bool {
+        let mut manager = Performed(self.world.manager.clone());
+        let mut engine = self.engines.on(0);
+        let _ = engine.set(&mut manager, era(), &mut self.handles, runs);
+        engine.is_settled()
+    }
+
+    fn runs(&self, client: u32, channel: u32) -> Option<bool> {
+        self.world.manager.borrow().runs(client, channel)
+    }
+
+    /// A program stops or starts channels of its own.
+    fn ask(&mut self, pid: u32, client: u32, named: &[u32], runs: bool) -> Option<u32> {
+        let parameters = list(named.iter().map(|channel| (client, *channel)), runs);
+        self.world.control(pid, [client, SUBDEVICE], channels::STOP.command, &parameters)
+    }
+}
+
+#[test]
+fn channels_run_when_the_schedule_and_the_program_want_it() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    for pid in PROGRAMS {
+        let [client, group, channel] = tested.program(pid, 1);
+        let [_, _, copies] = tested.program(pid, 9);
+        assert_eq!(tested.runs(client, channel), Some(true), "{pid}");
+        assert!(tested.set(false));
+        assert_eq!(tested.runs(client, channel), Some(false), "{pid}");
+        let of_copies = tested.world.manager.borrow().clients_with(copies);
+        assert!(of_copies.iter().all(|client| tested.runs(*client, copies) == Some(true)), "copies go on");
+        // One that is born now does not run, either.
+        let second = tested.channel(pid, client, group);
+        assert_eq!(tested.runs(client, second), Some(false), "{pid}");
+        assert!(tested.set(true));
+        assert_eq!([channel, second].map(|one| tested.runs(client, one)), [Some(true); 2], "{pid}");
+        assert_eq!(tested.world.free(pid, client, client), Some(0));
+    }
+    assert!(tested.engines.on(0).is_empty());
+}
+
+#[test]
+fn a_program_starts_nothing_outside_of_its_window_and_what_it_stops_stays_stopped() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let pid = PROGRAMS[0];
+    let [client, group, channel] = tested.program(pid, 1);
+    let second = tested.channel(pid, client, group);
+    assert!(tested.set(false));
+    assert_eq!(tested.ask(pid, client, &[channel], true), Some(0), "it is told that it was done");
+    assert_eq!(tested.runs(client, channel), Some(false));
+    assert_eq!(tested.ask(pid, client, &[channel], false), Some(0));
+    assert!(tested.set(true));
+    assert_eq!([channel, second].map(|one| tested.runs(client, one)), [Some(false), Some(true)]);
+    assert_eq!(tested.ask(pid, client, &[channel, second], true), Some(0));
+    assert_eq!([channel, second].map(|one| tested.runs(client, one)), [Some(true); 2]);
+    // Other calls may start channels, or become one that does, so that it is made sure of the stop.
+    assert!(tested.set(false) && tested.engines.on(0).is_settled());
+    assert_eq!(tested.world.control(pid, [client, group], channels::SCHEDULE[0], &[1, 0]), Some(0));
+    assert_eq!(tested.runs(client, second), Some(false));
+    let _ = tested.world.control(pid, [client, SUBDEVICE], 0x2080_014a, &[0; 268]);
+    assert!(!tested.engines.on(0).is_settled());
+    assert!(tested.set(false));
+    // Those for keys would do the same.
+    let keys = channels::STOP_FOR_KEYS;
+    let refused = tested.world.control(pid, [client, SUBDEVICE], keys.command, &vec![0; keys.size]);
+    assert_eq!(refused, Some(0x56));
+}
+
+#[test]
+fn slices_are_given_by_the_schedule_alone() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let pid = PROGRAMS[0];
+    let [client, group, _] = tested.program(pid, 1);
+    let asked = 50_000u64.to_ne_bytes();
+    assert_eq!(tested.world.control(pid, [client, group], slice::COMMAND, &asked), Some(0));
+    assert_eq!(tested.world.control(pid, [client, group], interleave::COMMAND, &[2, 0, 0, 0]), Some(0));
+    let given = |tested: &Tested| tested.world.manager.borrow().slice(client, group);
+    assert_eq!(given(&tested), None);
+    let mut manager = Performed(tested.world.manager.clone());
+    tested.engines.on(0).set_slices(&mut manager, 3_000);
+    assert_eq!(given(&tested), Some(3_000));
+}
+
+#[test]
+fn channels_can_be_stopped_without_the_programs_subdevice() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let pid = PROGRAMS[0];
+    let [client, _, channel] = tested.program(pid, 1);
+    assert_eq!(tested.world.free(pid, client, SUBDEVICE), Some(0));
+    assert!(tested.set(false));
+    assert_eq!(tested.runs(client, channel), Some(false));
+    // The program makes it anew, so that the supervisor's makes way.
+    assert_eq!(tested.world.allocate(pid, 0x2080, [client, DEVICE, SUBDEVICE], &[0; 4]), Ok(SUBDEVICE));
+    assert!(tested.set(true));
+    assert_eq!(tested.runs(client, channel), Some(true));
+}
+
+#[test]
+fn who_has_the_file_of_a_process_that_ended_has_channels_that_run_no_more() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let [client, _, channel] = tested.program(PROGRAMS[0], 1);
+    tested.world.leave(PROGRAMS[0]);
+    let mut manager = Performed(tested.world.manager.clone());
+    let mut handles = tested.handles.clone();
+    tested
+        .engines
+        .on(0)
+        .drop_ended(&mut manager, (era(), &mut handles), |pid| *pid == u64::from(PROGRAMS[0]));
+    assert_eq!(tested.runs(client, channel), Some(false));
+    assert!(tested.engines.on(0).is_empty());
+}
+
+#[test]
+fn what_is_freed_is_stopped_no_more() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let pid = PROGRAMS[0];
+    let [client, group, channel] = tested.program(pid, 1);
+    let second = tested.channel(pid, client, group);
+    assert_eq!(tested.world.free(pid, client, channel), Some(0));
+    assert!(tested.set(false));
+    assert_eq!(tested.runs(client, second), Some(false));
+    assert_eq!(tested.engines.on(0).groups(), 1);
+    assert_eq!(tested.engines.on(0).calls(), 1);
+    assert_eq!(tested.world.free(pid, client, group), Some(0));
+    assert!(tested.engines.on(0).is_empty());
+    assert!(tested.set(true), "nothing is left to be started");
+}
+
+#[test]
+fn two_hundred_channels_are_stopped_by_four_calls() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let pid = PROGRAMS[0];
+    let [client, group, first] = tested.program(pid, 1);
+    let all: Vec<u32> = (1..200).map(|_| tested.channel(pid, client, group)).chain([first]).collect();
+    assert_eq!(tested.engines.on(0).calls(), 4);
+    assert!(tested.set(false));
+    assert!(all.iter().all(|channel| tested.runs(client, *channel) == Some(false)));
+}

@@ -1,0 +1,76 @@
+//! Containers whose compute a supervisor holds, through the shipped wrapper, on a simulated card that obeys RM.
+
+use gpushare_tests::bundle::Bundle;
+use gpushare_tests::leases::shares;
+use gpushare_tests::runtime::{Container, LowLevel, Runtime};
+
+use crate::node::Node;
+use crate::ready;
+
+/// Kernels of 900 us that the card does in a second, where nothing else runs.
+const ALONE: f64 = 1111.0;
+
+/// A container with a part of compute, which does fixed work for so many seconds.
+fn worker(cores: &str, policy: &str, seconds: u16) -> Bundle {
+    let work = format!("/bin/gpushare-tests-client work --seconds {seconds}");
+    let bundle = Bundle::with_client().args(&["/bin/sh", "-c", &work]);
+    let bundle = bundle.env("GPUSHARE_MEMORY", "8GiB").env("GPUSHARE_CORES", cores);
+    bundle.env("GPUSHARE_COMPUTE_POLICY", policy)
+}
+
+/// Per cent of a card of its own that the work of a container came to.
+fn done(node: &Node, container: &Container) -> f64 {
+    let rate = || {
+        let said = container.stdout();
+        said.lines().find_map(|line| line.strip_prefix("rate ")?.parse::<f64>().ok())
+    };
+    node.eventually("the work is done", || rate().is_some());
+    rate().unwrap_or(0.0) * 100.0 / ALONE
+}
+
+/// Runs these at the same time until each has what it should, within so many points: other tests may keep the machine
+/// from waking anybody in time.
+fn expect(node: &Node, runtime: &Runtime, wanted: &[(&str, &str, f64)], within: f64) {
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let bundles: Vec<Bundle> = wanted.iter().map(|(cores, policy, _)| worker(cores, policy, 5)).collect();
+        let all: Vec<Container> = bundles.iter().map(|bundle| runtime.run(bundle)).collect();
+        let parts: Vec<f64> = all.iter().map(|container| done(node, container)).collect();
+        if parts.iter().zip(wanted).all(|(part, (.., want))| (part - want).abs() <= within) {
+            return;
+        }
+        seen.push(parts);
+    }
+    panic!("{wanted:?}, and not {seen:.1?}\\n{}", node.figures());
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn shares_of_compute_hold_beside_neighbours() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime_that_holds_compute(LowLevel::Runc);
+    expect(&node, &runtime, &[("30", "fixed", 30.0)], 3.0);
+    expect(&node, &runtime, &[("30", "fixed", 29.5), ("70", "fixed", 69.5)], 4.0);
+    // As the libraries would have it: nobody held it there.
+    expect(&node, &runtime, &[("30", "burst", 28.5), ("70", "burst", 67.0)], 5.0);
+    expect(&node, &runtime, &[("40", "fixed", 39.5), ("30", "burst", 58.0)], 5.0);
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn it_is_said_who_holds_compute() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime_that_holds_compute(LowLevel::Crun);
+    let bundle = worker("30", "fixed", 60);
+    let container = runtime.run(&bundle);
+    node.eventually("it works", || node.figures().contains("channel of"));
+    let lease = &shares(runtime.config())[0];
+    assert_eq!(lease["compute_held_by"], "supervisor", "{lease}");
+    drop(container);
+}

@@ -1,0 +1,142 @@
+//! Ways to have more than the limit, each of which worked once.
+
+use gpushare_attackers::world::{Ground, LIMITS, PARAMETERS, World, of_bytes, of_device};
+use gpushare_supervisor::abi::{Class, Status, heap, number, put, transfer};
+use gpushare_supervisor::books::MOST_OBJECTS;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const DEVICE: u32 = Class::DEVICE.0;
+const SUBDEVICE: u32 = Class::SUBDEVICE.0;
+const RANGE: u32 = Class::VIRTUAL_RANGE.0;
+const ADDRESS_SPACE: u32 = 0x90f1;
+
+/// RM frees all below a device, and the handles may come back as others: what is below them then is not what was.
+#[test]
+fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.allocate(101, 0x41, [0; 3], &[]).expect("a root client");
+    world.allocate(101, DEVICE, [client, client, 1], &of_device(0)).expect("a device");
+    world.allocate(101, SUBDEVICE, [client, 1, 2], &[0; 4]).expect("a subdevice");
+    world.allocate(101, ADDRESS_SPACE, [client, 2, 3], &[0; 56]).expect("an address space below it");
+    assert_eq!(world.free(101, client, 1), Some(0));
+    assert_eq!(world.supervisor.books.sums(0).charged(), 0, "all of it is gone");
+
+    // What was an address space is a device now.
+    world.allocate(101, DEVICE, [client, client, 3], &of_device(0)).expect("a device");
+    world.allocate(101, RANGE, [client, 3, 4], &of_bytes(128 * GIB)).expect("a range below it");
+    world.allocate(101, DEVICE, [client, client, 2], &of_device(0)).expect("another");
+    assert_eq!(world.free(101, client, 2), Some(0));
+    world.check("the range is still there");
+    assert!(world.supervisor.books.sums(0).charged() > 256 * MIB);
+}
+
+/// RM gives a client's handle to another one after some hundred thousand, and a client's file can be closed without a
+/// word to the supervisor.
+#[test]
+fn memory_counts_on_the_gpu_where_it_is_and_not_where_a_former_client_had_it() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let former = world.client(102);
+    let _ = world.memory(102, former, 0, 100 * MIB).expect("memory on the first GPU");
+    world.manager.borrow_mut().close(102);
+    world.manager.borrow_mut().reuse_handles();
+
+    let client = world.allocate(102, 0x41, [0; 3], &[]).expect("a root client");
+    assert_eq!(client, former);
+    world.allocate(102, DEVICE, [client, client, 0x80], &of_device(1)).expect("the other GPU");
+    world.allocate(102, SUBDEVICE, [client, 0x80, 0x2080], &[0; 4]).expect("its subdevice");
+    let _ = world.memory(102, client, 0, LIMITS[1] - MIB).expect("memory on the second GPU");
+    world.check("it has all of the second GPU");
+    assert_eq!(world.memory(102, client, 0, 2 * MIB), Err(Status::NO_MEMORY.0));
+    world.check("and no more");
+}
+
+/// RM counts memory for the process that made the client. Nobody asks for it where that is another container's.
+#[test]
+fn a_client_that_somebody_else_made_gets_no_memory() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    // Its maker sends the file to a process of the container's.
+    let client = world.slip([900, 101], 0x41, [0; 3], &[]).expect("a root client");
+    world.allocate(101, DEVICE, [client, client, 0x80], &of_device(0)).expect("a device");
+    for _ in 0..3 {
+        assert_eq!(world.memory(101, client, 0, MIB), Err(Status::NO_MEMORY.0));
+    }
+    assert_eq!(world.used(), 0);
+    world.check("nothing was made");
+    // Clients of its own are another matter.
+    let client = world.client(101);
+    let _ = world.memory(101, client, 0, LIMITS[0]).expect("all of it");
+}
+
+/// A process can leave its file to another one, and end.
+#[test]
+fn what_a_race_takes_for_a_process_that_ended_is_found() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.client(101);
+    let other = world.client(102);
+    let _ = world.memory(102, other, 0, MIB).expect("the other one has a client, too");
+    world.files.insert(102, 101);
+    world.leave(101);
+    assert!(world.supervisor.look().is_empty());
+    world.slip([102, 101], Class::MEMORY.0, [client, 0x80, 0], &of_bytes(2 * LIMITS[0])).expect("memory");
+    let races = world.supervisor.look();
+    assert_eq!(races.len(), 1, "{races:?}");
+    assert!(races[0].is_above);
+    assert_eq!(races[0].processes, [102], "who lives answers for it");
+}
+
+#[test]
+fn a_race_counts_where_the_lease_is_above_its_limit_already() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.client(102);
+    let _ = world.memory(102, client, 0, LIMITS[0]).expect("all of it");
+    for _ in 0..2 {
+        world.slip([102; 2], Class::MEMORY.0, [client, 0x80, 0], &of_bytes(4 * MIB)).expect("more");
+        let races = world.supervisor.look();
+        assert!(races.iter().all(|race| race.is_above) && races.len() == 1, "{races:?}");
+        assert_eq!(races[0].processes, [102]);
+    }
+}
+
+/// The card gives out whole pieces, and RM does not say how many.
+#[test]
+fn small_memory_of_a_race_counts_as_the_pieces_that_it_may_be() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.client(102);
+    let _ = world.memory(102, client, 0, MIB).expect("memory");
+    for _ in 0..100 {
+        world.slip([102; 2], Class::MEMORY.0, [client, 0x80, 0], &of_bytes(4096)).expect("a page");
+    }
+    assert_eq!(world.supervisor.look().len(), 1);
+    world.check("each page takes a piece");
+}
+
+/// A call that is let through can become any other of the same number. So none is that could free or allocate.
+#[test]
+fn no_call_is_let_through_that_could_become_a_free() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.client(102);
+    // Of a root client, which is let through where it is not carried, and of a control call.
+    let sizes = [32, 48];
+    for (carried, size) in (0..=u8::MAX).flat_map(|carried| sizes.map(|size| (carried, size))) {
+        let mut structure = vec![0; transfer::SIZE];
+        put(&mut structure, transfer::COMMAND, &u32::from(carried).to_ne_bytes());
+        put(&mut structure, transfer::LENGTH, &u32::to_ne_bytes(size));
+        put(&mut structure, transfer::ADDRESS, &PARAMETERS.to_ne_bytes());
+        assert_eq!(world.call(102, number::TRANSFER, &structure, &[0; 64]), None, "{carried:#x}");
+    }
+    for function in 0..64u32 {
+        let mut structure = vec![0; heap::SIZE];
+        put(&mut structure, heap::CLIENT, &client.to_ne_bytes());
+        put(&mut structure, heap::FUNCTION, &function.to_ne_bytes());
+        let _ = world.call(102, number::VID_HEAP_CONTROL, &structure, &[]);
+    }
+    assert_eq!(world.passed, 5, "a client with its devices and subdevices, and nothing since");
+}
