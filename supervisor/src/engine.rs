@@ -5,7 +5,7 @@
 
 use crate::abi::{Era, channels, put, slice};
 use crate::handles::Handles;
-use crate::manager::{Manager, Subdevice, add_subdevice};
+use crate::manager::{Manager, Subdevice, add_subdevice, class_of};
 
 /// Where channels are, and how RM takes calls for them.
 #[derive(Debug)]
@@ -271,12 +271,19 @@ impl<F> Member<F> {
         let mut calls = 0;
         for part in named.chunks(channels::MOST) {
             calls += 1;
-            if !self.seat.call(manager, part, runs) {
-                self.seat.subdevice = self.seat.own_subdevice(manager, era, handles)?;
-                if !self.seat.call(manager, part, runs) {
-                    return None;
-                }
+            if self.seat.call(manager, part, runs) {
+                continue;
             }
+            // The subdevice is gone, or a channel is: RM does a list whole or not at all.
+            if let Some(made) = self.seat.own_subdevice(manager, era, handles) {
+                self.seat.subdevice = made;
+            }
+            let (alive, gone): (Vec<u32>, Vec<u32>) =
+                part.iter().partition(|channel| self.seat.has(manager, **channel));
+            if !alive.is_empty() && !self.seat.call(manager, &alive, runs) {
+                return None;
+            }
+            self.channels.retain(|one| !gone.contains(&one.handle));
         }
         Some(calls)
     }
@@ -289,6 +296,13 @@ impl<F> Seat<F> {
         let subdevice = Subdevice { file, client: self.client, handle: self.subdevice };
         let mut parameters = list(named.iter().map(|channel| (self.client, *channel)), runs);
         subdevice.control(manager, channels::STOP.command, &mut parameters).is_some()
+    }
+
+    /// Whether RM has this channel, or does not say.
+    fn has<M: Manager<File = F>>(&self, manager: &mut M, channel: u32) -> bool {
+        let Some(file) = &self.file else { return true };
+        let mut knows = |handle| class_of(manager, file, self.client, handle).is_some();
+        knows(channel) || !knows(self.client)
     }
 
     fn own_subdevice<M: Manager<File = F>>(

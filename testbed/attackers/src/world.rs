@@ -379,6 +379,25 @@ impl<'g> World<'g> {
         made(&structure)
     }
 
+    /// A FREE without a supervisor, and RM's status.
+    ///
+    /// # Panics
+    /// When the call is none of RM's.
+    pub fn slip_free(&mut self, pid: u32, client: u32, handle: u32) -> u32 {
+        let mut structure = [0; free::SIZE];
+        put(&mut structure, free::CLIENT, &client.to_ne_bytes());
+        put(&mut structure, free::HANDLE, &handle.to_ne_bytes());
+        let caller = Caller { pid, is_admin: false, file: u64::from(pid), gpus: u32::MAX };
+        let done = self.manager.borrow_mut().call(
+            caller,
+            number::FREE,
+            &mut structure,
+            &Buffers(RefCell::default()),
+        );
+        assert!(matches!(done, Ok(true)), "{done:?}");
+        u32_at(&structure, free::STATUS)
+    }
+
     /// A client with a device on each GPU.
     ///
     /// # Panics

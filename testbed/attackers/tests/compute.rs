@@ -172,6 +172,22 @@ fn what_is_freed_is_stopped_no_more() {
     assert!(tested.set(true), "nothing is left to be started");
 }
 
+/// RM does a list of channels whole or not at all.
+#[test]
+fn a_channel_that_is_gone_unseen_leaves_the_others_to_be_stopped() {
+    for pid in PROGRAMS {
+        let mut ground = Ground::new(1 << 10);
+        let mut tested = Tested::on(&mut ground);
+        let [client, group, channel] = tested.program(pid, 1);
+        let second = tested.channel(pid, client, group);
+        assert_eq!(tested.world.slip_free(pid, client, channel), 0);
+        assert!(tested.set(false));
+        assert_eq!(tested.runs(client, second), Some(false));
+        assert_eq!(tested.world.slip_free(pid, client, second), 0);
+        assert!(tested.set(true), "nothing is left to be started");
+    }
+}
+
 #[test]
 fn two_hundred_channels_are_stopped_by_four_calls() {
     let mut ground = Ground::new(1 << 10);
