@@ -16,7 +16,8 @@ make_node() {
     printf '[runtime]\ncandidates = ["%s"]\n' "$top/bin/runc" >>"$config"
     set_in "$config" quota 'host_memory = "8GiB"'
     sed -i '/^\[supervisor\]/,/^mode = /d' "$config"
-    printf '[supervisor]\nmode = "%s"\n' "$supervisor" >>"$config"
+    sed -i '/^compute = /d' "$config"
+    printf '[supervisor]\nmode = "%s"\ncompute = "%s"\n' "$supervisor" "$compute" >>"$config"
     # runc runs itself again without its environment, so a library path would not reach it.
     if ! ldconfig -p | grep -q libseccomp.so.2; then
         added_library=/usr/lib/libseccomp.so.2

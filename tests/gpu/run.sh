@@ -3,7 +3,7 @@
 # a table. The results folder gets the same lines, all that containers printed, the logs and an inventory of the host. No
 # setting of the card is changed.
 #
-#     run.sh [--part 1|2] [--supervisor auto|required] [--simulator] [--only NAME[,NAME...]] [--results FOLDER]
+#     run.sh [--part 1|2] [--supervisor auto|required] [--compute supervisor] [--simulator] [--only NAME[,NAME...]] [--results FOLDER]
 #
 # Part 1 = what a container sees and holds, and frameworks; part 2 = compute shares, MPS, programs, cost. Both together
 # end within ten minutes. --supervisor puts a supervisor around every container with a share. --simulator makes a node
@@ -70,6 +70,7 @@ top=$(cd "$(dirname "$0")" && pwd)
 parts="1 2"
 simulator=
 supervisor=off
+compute=library
 only=
 results=$PWD/gpushare-gpu-results
 while [ $# -gt 0 ]; do
@@ -77,6 +78,7 @@ while [ $# -gt 0 ]; do
     --part) parts=$2 && shift ;;
     --simulator) simulator=yes ;;
     --supervisor) supervisor=$2 && shift ;;
+    --compute) compute=$2 && shift ;;
     --only) only=$2 && shift ;;
     --results) results=$(realpath -m "$2") && shift ;;
     *)
@@ -100,7 +102,7 @@ done
 }
 # A mount namespace of our own: mounts made here go with us.
 if [ -z "${GPUSHARE_GPU_INSIDE-}" ]; then
-    arguments=(--results "$results" --supervisor "$supervisor")
+    arguments=(--results "$results" --supervisor "$supervisor" --compute "$compute")
     [ "$parts" = "1 2" ] || arguments+=(--part "$parts")
     [ -z "$simulator" ] || arguments+=(--simulator)
     [ -z "$only" ] || arguments+=(--only "$only")
