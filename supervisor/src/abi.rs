@@ -296,6 +296,50 @@ pub mod handle_info {
     pub const CLASS: u32 = 2;
 }
 
+/// NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE_PARAMS: a child of an object of a client.
+pub mod child {
+    /// NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE, of the client itself.
+    pub const COMMAND: u32 = 0xd05;
+    /// Size of its parameters.
+    pub const SIZE: usize = 12;
+    /// hParent, u32.
+    pub const PARENT: usize = 0;
+    /// classId, u32: RM's internal number of the child's class.
+    pub const CLASS: usize = 4;
+    /// hObject, u32: the answer, 0 for none.
+    pub const RESULT: usize = 8;
+    /// That of a subdevice, from driver 515 to 595 (`__nvoc_class_id_Subdevice`).
+    pub const SUBDEVICE: u32 = 0x4b_01b3;
+}
+
+/// NV0000_CTRL_GPU_GET_ATTACHED_IDS_PARAMS: the GPUs that somebody uses.
+pub mod attached_ids {
+    /// NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS, of a root client.
+    pub const COMMAND: u32 = 0x201;
+    /// Size of its parameters.
+    pub const SIZE: usize = 128;
+    /// In place of an id: no more of them.
+    pub const END: u32 = u32::MAX;
+}
+
+/// NV0000_CTRL_GPU_GET_UUID_FROM_GPU_ID_PARAMS: the UUID of a GPU.
+pub mod uuid_of_id {
+    /// NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID, of a root client.
+    pub const COMMAND: u32 = 0x275;
+    /// Size of its parameters.
+    pub const SIZE: usize = 268;
+    /// gpuId, u32.
+    pub const ID: usize = 0;
+    /// flags, u32.
+    pub const FLAGS: usize = 4;
+    /// NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID_FLAGS_FORMAT_BINARY.
+    pub const BINARY: u32 = 2;
+    /// gpuUuid.
+    pub const DATA: usize = 8;
+    /// uuidStrLen, u32.
+    pub const LENGTH: usize = 264;
+}
+
 /// Control calls that stop and start channels, which they name by client and handle. RM lets anybody name anybody's.
 pub mod channels {
     /// One of these calls: numbers and offsets in bytes.

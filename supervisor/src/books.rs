@@ -64,8 +64,13 @@ pub struct Object {
     pub cost: u64,
 }
 
-/// The handle of no client: those who made clients stand below it.
+/// The handle of no client: processes that made clients stand below it, each under its number.
 const MAKERS: u32 = 0;
+/// Of a process there, in place of bytes: whether it has ended.
+const LIVES: u64 = 0;
+const ENDED: u64 = 1;
+/// Most processes that are kept there after their end.
+const MOST_MAKERS: usize = 8192;
 
 /// A client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +147,8 @@ pub struct Books<'m> {
     index: HashMap<(u32, u32), u32>,
     /// How many objects have this one as their parent, by client and handle.
     children: HashMap<(u32, u32), u32>,
+    /// How many of the records are processes that made clients.
+    makers: usize,
     free: Vec<u32>,
     /// Records from here on were never used.
     fresh: usize,
@@ -157,6 +164,7 @@ impl<'m> Books<'m> {
         let mut books = Self {
             index: HashMap::new(),
             children: HashMap::new(),
+            makers: 0,
             free: Vec::new(),
             fresh: 0,
             sums: Default::default(),
@@ -185,6 +193,7 @@ impl<'m> Books<'m> {
             }
             _ => {
                 self.index.insert((record.client, record.handle), number(slot));
+                self.makers += usize::from(record.client == MAKERS);
                 if Class(record.class).kind() != Kind::Client {
                     *self.children.entry((record.client, record.parent)).or_default() += 1;
                 }
@@ -213,6 +222,7 @@ impl<'m> Books<'m> {
             }
             _ => {
                 self.index.remove(&(record.client, record.handle));
+                self.makers -= usize::from(record.client == MAKERS);
                 let parent = (record.client, record.parent);
                 let is_client = Class(class).kind() == Kind::Client;
                 if let Some(children) = self.children.get_mut(&parent).filter(|_| !is_client) {
@@ -423,26 +433,39 @@ impl<'m> Books<'m> {
         if self.client(client.handle).as_ref() == Some(client) { Ok(()) } else { self.add(&client.record()) }
     }
 
-    /// Notes that a process made a client, whose handle is not known yet. RM counts for it what that client will have.
+    /// Notes that a process may have made a client, whose handle is not known yet. RM counts for it what that client will
+    /// have, also after its end.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
     pub fn note_maker(&mut self, process: u32) -> Result<(), Full> {
-        let record = Client { handle: MAKERS, process, fd: 0, owner: None }.record();
-        if self.get(MAKERS, process).is_some() {
+        if self.get(MAKERS, process).is_some_and(|maker| maker.bytes == LIVES) {
             return Ok(());
         }
-        self.add(&Object { handle: process, ..record })
+        self.add(&Object { bytes: LIVES, ..Object::maker(process) })
     }
 
-    /// Forgets a process that made clients.
-    pub fn forget_maker(&mut self, process: u32) {
-        self.remove(MAKERS, process);
+    /// Notes that a process has ended, and returns whether it may have made clients.
+    pub fn end_maker(&mut self, process: u32) -> bool {
+        let is_one = self.get(MAKERS, process).is_some();
+        if is_one && self.makers <= MOST_MAKERS {
+            let _ = self.add(&Object { bytes: ENDED, ..Object::maker(process) });
+        } else {
+            self.remove(MAKERS, process);
+        }
+        is_one
     }
 
-    /// All processes that made a client, or have one.
+    /// Processes that may have made clients, and that were forgotten.
+    pub fn ended_makers(&self) -> Vec<u32> {
+        let all = self.index.values().map(|slot| self.object(*slot as usize));
+        all.filter(|one| (one.client, one.bytes) == (MAKERS, ENDED)).map(|one| one.handle).collect()
+    }
+
+    /// All processes that made a client, or have one, but for those.
     pub fn processes(&self) -> Vec<u32> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
+        let all = all.filter(|one| (one.client, one.bytes) != (MAKERS, ENDED));
         let clients = all.filter_map(|object| Client::of(&object));
         let mut pids: Vec<u32> =
             clients.flat_map(|client| client.owner.into_iter().chain([client.process])).collect();
@@ -475,16 +498,20 @@ impl<'m> Books<'m> {
 
     /// How many objects there are.
     pub fn len(&self) -> usize {
-        self.index.len()
+        self.index.len() - self.makers
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.index.is_empty()
+        self.len() == 0
     }
 }
 
 impl Object {
+    fn maker(process: u32) -> Self {
+        Self { handle: process, ..Client { handle: MAKERS, process, fd: 0, owner: None }.record() }
+    }
+
     fn without_handle(gpu: Gpu) -> Self {
         Self { client: 0, handle: 0, parent: 0, class: Class(0), gpu: Some(gpu), bytes: 0, cost: 0 }
     }

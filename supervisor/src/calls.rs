@@ -75,8 +75,11 @@ pub trait Processes {
     /// Takes note that RM knows a file of this one as that of a client of the container's.
     fn prove(&mut self, pid: u32);
 
-    /// Forgets one that has ended, and for which RM counts nothing.
-    fn forget(&mut self, pid: u32);
+    /// Forgets one that has ended, and for which RM counts nothing. One that made no clients never comes back.
+    fn forget(&mut self, pid: u32, made_clients: bool);
+
+    /// Whether one was forgotten that had this number, and nobody has it now.
+    fn was_forgotten(&self, pid: u32) -> bool;
 
     /// The next so many of those that were forgotten and whose numbers nobody has now, all of them in turn. What one left
     /// to others, RM counts for it.

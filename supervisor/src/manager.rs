@@ -3,8 +3,8 @@
 use nix::errno::Errno;
 
 use crate::abi::{
-    Class, Era, Status, alloc, control, device_ids, framebuffer_info, free, gid_info, handle_info, number,
-    pid_info, pids, put, u32_at, u64_at,
+    Class, Era, Status, alloc, attached_ids, child, control, device_ids, framebuffer_info, free, gid_info,
+    handle_info, number, pid_info, pids, put, u32_at, u64_at, uuid_of_id,
 };
 use crate::books::Gpu;
 
@@ -156,16 +156,13 @@ pub fn ask_by_own_client<M: Manager, T>(
 ) -> Option<T> {
     const DEVICE: u32 = 1;
     const SUBDEVICE: u32 = 2;
-    let file = manager.open()?;
-    let mut call = vec![0; era.long];
-    put(&mut call, alloc::CLASS, &Class::CLIENT.0.to_ne_bytes());
-    manager.call(&file, number::ALLOC, &mut call, &mut []).ok()?;
-    let client = u32_at(&call, alloc::HANDLE);
-    let is_made = u32_at(&call, era.long_status) == Status::OK.0;
+    let (file, client) = own_client(manager, era)?;
     let mut answer = None;
+    // To open the file of a GPU that nobody uses would initialise it.
+    let is_attached = is_attached(manager, &file, client, &is_it).unwrap_or(false);
+    let _open = is_attached.then(|| manager.open_gpu(gpu));
     // RM logs each number of a device that there is not.
-    let devices = is_made.then(|| devices(manager, &file, client)).flatten().unwrap_or(0);
-    let _open = (devices != 0).then(|| manager.open_gpu(gpu));
+    let devices = is_attached.then(|| devices(manager, &file, client)).flatten().unwrap_or(0);
     for device in (0..u32::BITS).filter(|device| devices >> device & 1 == 1) {
         let mut parameters = [0; Class::DEVICE_PARAMETERS];
         put(&mut parameters, 0, &device.to_ne_bytes());
@@ -207,6 +204,58 @@ fn handle_info<M: Manager>(
     let itself = Subdevice { file, client, handle: client };
     itself.control(manager, handle_info::COMMAND, &mut parameters)?;
     Some(u32_at(&parameters, handle_info::RESULT))
+}
+
+/// Whether RM says that nobody uses the GPU that `is_it` tells by its UUID. Nobody has memory of it then.
+pub fn is_unused<M: Manager>(manager: &mut M, era: &Era, is_it: impl Fn(&[u8; 16]) -> bool) -> bool {
+    let Some((file, client)) = own_client(manager, era) else { return false };
+    let is_attached = is_attached(manager, &file, client, is_it);
+    let _ = free_object(manager, &file, client, client);
+    is_attached == Some(false)
+}
+
+/// A client of the supervisor's own, and its file.
+fn own_client<M: Manager>(manager: &mut M, era: &Era) -> Option<(M::File, u32)> {
+    let file = manager.open()?;
+    let mut call = vec![0; era.long];
+    put(&mut call, alloc::CLASS, &Class::CLIENT.0.to_ne_bytes());
+    manager.call(&file, number::ALLOC, &mut call, &mut []).ok()?;
+    let is_made = u32_at(&call, era.long_status) == Status::OK.0;
+    is_made.then(|| (file, u32_at(&call, alloc::HANDLE)))
+}
+
+/// The handle of a device's subdevice in the client; `None` if there is none, or RM does not say.
+pub fn subdevice_of<M: Manager>(manager: &mut M, file: &M::File, client: u32, device: u32) -> Option<u32> {
+    let mut parameters = [0; child::SIZE];
+    put(&mut parameters, child::PARENT, &device.to_ne_bytes());
+    put(&mut parameters, child::CLASS, &child::SUBDEVICE.to_ne_bytes());
+    let itself = Subdevice { file, client, handle: client };
+    itself.control(manager, child::COMMAND, &mut parameters)?;
+    Some(u32_at(&parameters, child::RESULT)).filter(|handle| *handle != 0)
+}
+
+/// Whether anybody uses the GPU that `is_it` tells by its UUID; `None` where RM does not say.
+fn is_attached<M: Manager>(
+    manager: &mut M,
+    file: &M::File,
+    client: u32,
+    is_it: impl Fn(&[u8; 16]) -> bool,
+) -> Option<bool> {
+    let itself = Subdevice { file, client, handle: client };
+    let mut ids = [0; attached_ids::SIZE];
+    itself.control(manager, attached_ids::COMMAND, &mut ids)?;
+    let ids = ids.chunks_exact(4).map(|id| u32_at(id, 0)).take_while(|id| *id != attached_ids::END);
+    for id in ids {
+        let mut parameters = [0; uuid_of_id::SIZE];
+        put(&mut parameters, uuid_of_id::ID, &id.to_ne_bytes());
+        put(&mut parameters, uuid_of_id::FLAGS, &uuid_of_id::BINARY.to_ne_bytes());
+        itself.control(manager, uuid_of_id::COMMAND, &mut parameters)?;
+        let is_whole = u32_at(&parameters, uuid_of_id::LENGTH) >= 16;
+        if is_it(parameters[uuid_of_id::DATA..].first_chunk().filter(|_| is_whole)?) {
+            return Some(true);
+        }
+    }
+    Some(false)
 }
 
 /// The numbers of the devices that a client can make, as bits; `None` if RM does not say.

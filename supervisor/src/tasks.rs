@@ -47,7 +47,7 @@ pub struct Tasks {
     devices: Devices,
     processes: HashMap<u32, Process>,
     threads: HashMap<u32, Thread>,
-    /// Numbers of those that were forgotten. There are no more than the kernel has numbers.
+    /// Numbers of those that were forgotten and had made clients. There are no more than the kernel has numbers.
     forgotten: BTreeSet<u32>,
     /// The last of them that was asked for.
     asked_for: u32,
@@ -56,14 +56,18 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Knows the processes `pids`, which made calls to an earlier worker.
-    pub fn new(devices: Devices, pids: impl IntoIterator<Item = u32>) -> Self {
+    /// Knows the processes `pids`, which made calls to an earlier worker, and of those `forgotten` that they were.
+    pub fn new(
+        devices: Devices,
+        pids: impl IntoIterator<Item = u32>,
+        forgotten: impl IntoIterator<Item = u32>,
+    ) -> Self {
         let known = |pid| (pid, Process { descriptor: sys::pidfd_open(pid).ok(), is_proved: false });
         Self {
             devices,
             processes: pids.into_iter().map(known).collect(),
             threads: HashMap::new(),
-            forgotten: BTreeSet::new(),
+            forgotten: forgotten.into_iter().collect(),
             asked_for: 0,
             closing: Arc::new(()),
         }
@@ -219,13 +223,19 @@ impl Processes for Tasks {
         }
     }
 
-    fn forget(&mut self, pid: u32) {
+    fn was_forgotten(&self, pid: u32) -> bool {
+        self.forgotten.contains(&pid) && !exists(pid)
+    }
+
+    fn forget(&mut self, pid: u32, made_clients: bool) {
         // One that nobody has waited for goes on to be asked for by its descriptor.
         if exists(pid) {
             return;
         }
         self.processes.remove(&pid);
-        let _ = self.forgotten.insert(pid);
+        if made_clients {
+            self.forgotten.insert(pid);
+        }
         self.threads.retain(|_, thread| thread.process != pid);
     }
 }
@@ -331,7 +341,7 @@ mod tests {
     fn files_that_take_long_to_close_hold_up_their_own_program_alone() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let devices = Devices::find(Path::new("/dev/null"), Path::new("/nowhere"), &[]).unwrap();
-        let mut tasks = Tasks::new(devices, []);
+        let mut tasks = Tasks::new(devices, [], []);
         let own = std::fs::File::open("/dev/null").unwrap();
         let take = |tasks: &mut Tasks| {
             tasks.take(nix::unistd::gettid().as_raw().cast_unsigned(), own.as_raw_fd()).map(|taken| taken.1)

@@ -98,7 +98,7 @@ impl Worker {
         compute: Option<Compute<OwnedFd>>,
         on_race: OnRace,
     ) -> Self {
-        let tasks = Tasks::new(devices, books.processes());
+        let tasks = Tasks::new(devices, books.processes(), books.ended_makers());
         peer.holdings.listeners.iter().for_each(|listener| sys::set_synchronous(listener.as_fd()));
         let supervisor = Supervisor::new(era, (books, budget, journal), kernel, tasks, sys::random());
         let supervisor = match compute {

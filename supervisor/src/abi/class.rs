@@ -40,6 +40,8 @@ impl Class {
     pub const DEVICE: Self = Self(0x80);
     /// NV20_SUBDEVICE_0.
     pub const SUBDEVICE: Self = Self(0x2080);
+    /// NV01_MEMORY_SYSTEM.
+    pub const HOST_MEMORY: Self = Self(0x3e);
     /// NV50_MEMORY_VIRTUAL.
     pub const VIRTUAL_RANGE: Self = Self(0x50a0);
     /// Size in bytes of a device's parameters (NV0080_ALLOC_PARAMETERS), of which the first u32 is its number.

@@ -175,9 +175,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         let word = |at| u32_at(structure, at);
         let (client, handle, parent) = (word(alloc::CLIENT), word(alloc::HANDLE), word(alloc::PARENT));
-        if class.kind() == Kind::Client {
-            let _ = self.books.note_maker(call.process);
-        }
+        // Whatever it seems to be, it may become a client.
+        let _ = self.books.note_maker(call.process);
         let is_hint = matches!(class.kind(), Kind::Device | Kind::Subdevice);
         if is_hint && client != 0 {
             self.note_client(client, call);

@@ -8,7 +8,7 @@ use crate::abi::{Class, Kind, Status, duplicate, number, put, u32_at};
 use crate::books::Object;
 use crate::handles::Handles;
 use crate::journal::Step;
-use crate::manager::Manager;
+use crate::manager::{Manager, class_of};
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// RM counts a duplicate's memory once, for its owner. What it does not count lives as long as any duplicate does,
@@ -60,6 +60,20 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 put(&mut structure, duplicate::HANDLE, &[0; 4]);
             }
             return give_back(program, &[(call.address, &structure)]);
+        }
+        let class = match &object {
+            // The source is somebody else's: what RM does not count of it would be charged to nobody.
+            None if source.is_none() => class_of(&mut self.manager, file, client, handle),
+            _ => None,
+        };
+        let is_uncounted = matches!(
+            class.map(Class::kind),
+            Some(Kind::ChannelGroup | Kind::Channel | Kind::AddressSpace | Kind::VirtualRange)
+        );
+        if is_uncounted {
+            let class = Class(0);
+            self.undo(&Object { client, handle, parent, class, gpu: None, bytes: 0, cost: 0 }, call, file);
+            return self.refuse(program, status_at, Status::INSUFFICIENT_PERMISSIONS);
         }
         if let Some(object) = &mut object {
             object.handle = handle;

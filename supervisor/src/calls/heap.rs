@@ -57,7 +57,11 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             client,
             handle: word(heap::HANDLE),
             parent,
-            class: if is_virtual { Class::VIRTUAL_RANGE } else { Class::MEMORY },
+            class: match is_virtual {
+                true => Class::VIRTUAL_RANGE,
+                false if is_memory => Class::MEMORY,
+                false => Class::HOST_MEMORY,
+            },
             gpu: None,
             bytes: if is_memory { asked } else { 0 },
             cost: 0,

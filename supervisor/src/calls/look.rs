@@ -2,8 +2,8 @@
 
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Class, Kind, memory};
-use crate::books::{Gpu, MOST_GPUS, Object};
-use crate::manager::{Figure, Manager, Subdevice, ask_by_own_client, devices};
+use crate::books::{Gpu, MOST_GPUS, Object, Sums};
+use crate::manager::{Figure, Manager, Subdevice, ask_by_own_client, devices, is_unused};
 
 /// Memory that RM counts for a container and that was never performed: a call was changed while it was let
 /// through.
@@ -33,7 +33,7 @@ fn ended(tracked: &[(u32, bool)]) -> Vec<u32> {
 }
 
 /// How many forgotten processes a look asks for.
-const MOST_FORGOTTEN: usize = 1000;
+const MOST_FORGOTTEN: usize = 200;
 
 /// Bytes up to which what a race took may be many small pieces.
 const SMALL: u64 = 1 << 20;
@@ -64,8 +64,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             self.forget_gone(gpu, None, 0);
         }
         for pid in gone {
-            self.processes.forget(pid);
-            self.books.forget_maker(pid);
+            let made_clients = self.books.end_maker(pid);
+            self.processes.forget(pid, made_clients);
         }
         self.let_allocate.clear();
         races
@@ -166,8 +166,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
 
     /// Takes off what is orphaned and gone from the card, where RM counts `more` than the books.
     fn forget_gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>, more: u64) {
-        let orphaned = self.books.sums(gpu).orphaned;
-        if orphaned == 0 {
+        let Sums { orphaned, passed, .. } = self.books.sums(gpu);
+        // What came past the supervisor may be counted twice, or without being on the card.
+        if orphaned == 0 || passed > 0 {
             return;
         }
         let gone = self.gone(gpu, asked).unwrap_or(0).saturating_sub(more);
@@ -182,7 +183,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// questions is random, each process counts with its smallest figure, and the card with its largest use.
     fn gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<u64> {
         let orphaned = self.books.sums(gpu).orphaned;
-        let mut pids = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager))?;
+        let pids = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
+        let Some(mut pids) = pids else { return self.is_unused(gpu).then_some(orphaned) };
         pids.extend(self.pids());
         pids.sort_unstable();
         pids.dedup();
@@ -284,7 +286,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.ask(gpu, &pids, freed, asked)
     }
 
-    fn pids(&self) -> Vec<u32> {
+    pub(super) fn pids(&self) -> Vec<u32> {
         self.processes.tracked().into_iter().map(|(pid, _)| pid).collect()
     }
 
@@ -295,19 +297,26 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         freed: &[Object],
         asked: Option<(u32, &Call, &M::File)>,
     ) -> Option<Vec<(u32, Figure)>> {
-        let figures =
-            self.through(gpu, freed, asked, |subdevice, manager| subdevice.figures(manager, pids))?;
+        let figures = self.through(gpu, freed, asked, |subdevice, manager| subdevice.figures(manager, pids));
+        let figures = figures.or_else(|| self.is_unused(gpu).then(|| vec![Figure::default(); pids.len()]))?;
         Some(pids.iter().copied().zip(figures).collect())
     }
 
     fn used(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<u64> {
         let era = self.era;
-        self.through(gpu, &[], asked, |subdevice, manager| subdevice.used(manager, era))
+        let used = self.through(gpu, &[], asked, |subdevice, manager| subdevice.used(manager, era));
+        used.or_else(|| self.is_unused(gpu).then_some(0))
+    }
+
+    /// Whether nobody uses a GPU, so that nobody has memory of it.
+    fn is_unused(&mut self, gpu: Gpu) -> bool {
+        let budget = &self.budget;
+        is_unused(&mut self.manager, self.era, |uuid| budget.gpu(uuid) == Some(gpu))
     }
 
     /// Asks through any subdevice on the GPU whose client can be reached, or through one of our own. `asked` is a
     /// client whose file is at hand.
-    fn through<T>(
+    pub(super) fn through<T>(
         &mut self,
         gpu: Gpu,
         freed: &[Object],

@@ -17,6 +17,8 @@ const TWINS: u32 = 0xe600_0000;
 
 /// How many questions are asked: other threads of an honest program may make and free duplicates meanwhile.
 const QUESTIONS: u32 = 512;
+/// The same of the process that calls alone.
+const FEW_QUESTIONS: u32 = 64;
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// Whether a process of the container's owns the client of memory that RM has just made.
@@ -25,14 +27,29 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if client.owner.is_some() {
             return true; // it is forgotten with its process
         }
-        let owner = self.find_owner(object, call, file);
+        let Some(gpu) = object.gpu else { return false };
+        let asked = Some((object.client, call, file));
+        // RM takes a lock of all GPUs for each question, and the longer the more processes are asked for. It is mostly who
+        // calls. One that was forgotten can have left its client to others.
+        let mut all = self.pids();
+        let listed = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
+        all.extend(listed.into_iter().flatten().filter(|pid| self.processes.was_forgotten(*pid)));
+        let owner = self.find_owner(object, (&[call.process], FEW_QUESTIONS), call, file);
+        let owner = owner.or_else(|| self.find_owner(object, (&all, QUESTIONS), call, file));
+        owner.into_iter().for_each(|owner| self.processes.remember(owner));
         owner.is_some_and(|owner| self.books.note_client(&Client { owner: Some(owner), ..client }).is_ok())
     }
 
-    fn find_owner(&mut self, object: &Object, call: &Call, file: &M::File) -> Option<u32> {
+    fn find_owner(
+        &mut self,
+        object: &Object,
+        among: (&[u32], u32),
+        call: &Call,
+        file: &M::File,
+    ) -> Option<u32> {
         let (client, twin) = (object.client, twin_of(object.handle));
         let mut is_shared = false;
-        let owner = self.watch_twin(object, &mut is_shared, call, file);
+        let owner = self.watch_twin(object, among, &mut is_shared, call, file);
         if is_shared {
             free_object(&mut self.manager, file, client, twin).ok()?;
         }
@@ -42,16 +59,16 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     fn watch_twin(
         &mut self,
         object: &Object,
+        (pids, questions): (&[u32], u32),
         is_shared: &mut bool,
         call: &Call,
         file: &M::File,
     ) -> Option<u32> {
         let gpu = object.gpu?;
         let asked = Some((object.client, call, file));
-        let mut figures = self.ask_all(gpu, asked)?;
-        let pids: Vec<u32> = figures.iter().map(|(pid, _)| *pid).collect();
+        let mut figures = self.ask(gpu, pids, &[], asked)?;
         let mut agreed: Vec<u32> = vec![0; figures.len()];
-        for _ in 0..QUESTIONS {
+        for _ in 0..questions {
             let was_shared = *is_shared;
             if self.handles.random() >> 32 & 1 == 0 {
                 if was_shared {
@@ -61,7 +78,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 }
                 *is_shared = !was_shared;
             }
-            let now = self.ask(gpu, &pids, &[], asked)?;
+            let now = self.ask(gpu, pids, &[], asked)?;
             let moved = (was_shared, *is_shared);
             for (agreed, ((_, before), (_, now))) in agreed.iter_mut().zip(figures.iter().zip(&now)) {
                 *agreed = if has_moved(before, now, object.bytes, moved) { *agreed + 1 } else { 0 };

@@ -7,7 +7,7 @@
 use super::{Processes, Supervisor};
 use crate::abi::{Class, Kind, Status};
 use crate::books::{Gpu, Object};
-use crate::manager::{Manager, Subdevice, class_of, parent_of};
+use crate::manager::{Manager, Subdevice, class_of, parent_of, subdevice_of};
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// The GPU that objects under `parent` lie on.
@@ -56,7 +56,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         } else if parent_of(&mut self.manager, file, client, handle) != Some(parent) {
             None
         } else if class.kind() == Kind::Subdevice {
-            self.gpu_of_subdevice(client, handle, file).ok()
+            Some(self.gpu_of_subdevice(client, handle, file)?)
         } else if class_of(&mut self.manager, file, client, handle) != Some(class) {
             None
         } else {
@@ -71,15 +71,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// The GPU of a device, which RM tells of its subdevice.
     fn gpu_of_device(&mut self, client: u32, device: u32, file: &M::File) -> Result<Gpu, Status> {
         // RM has one subdevice for each device: the program's, if it made one.
-        let known = self.books.subdevice_of(client, device).map(|known| known.handle);
-        let is_its =
-            known.is_some_and(|known| parent_of(&mut self.manager, file, client, known) == Some(device));
-        let subdevice = match known {
-            Some(known) if is_its => known,
-            _ => {
-                known.into_iter().for_each(|known| self.books.remove(client, known));
-                self.own_subdevice(client, device, file)?
-            }
+        let subdevice = match subdevice_of(&mut self.manager, file, client, device) {
+            Some(known) => known,
+            None => self.own_subdevice(client, device, file)?,
         };
         let gpu = self.gpu_of_subdevice(client, subdevice, file)?;
         self.note_place(client, device, subdevice, gpu);
@@ -102,7 +96,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     }
 
     /// Takes a client out of the books whose objects RM does not have where they say. What it had counts as
-    /// orphaned until it is proved to be gone.
+    /// orphaned until it is proved to be gone. Its channels are still stopped: they may be there.
     fn give_up(&mut self, client: u32) {
         for object in self.books.tree(client, client) {
             if let Some(gpu) = object.gpu {
@@ -112,12 +106,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 let _ = self.books.set_passed(gpu, passed.saturating_add(object.bytes));
             }
             self.books.remove(client, object.handle);
-            // A hint of where to ask.
-            if object.class.kind() == Kind::Subdevice {
-                let _ = self.books.add(&Object { gpu: None, ..object });
-            }
             object.gpu.into_iter().for_each(|gpu| self.settle_budget(gpu));
         }
-        self.forget_channels(client);
     }
 }

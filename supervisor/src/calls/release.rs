@@ -123,7 +123,11 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let is_held = stays > 0 || all - left > passed;
         let memory = tree.iter().filter(|object| object.gpu == Some(gpu) && object.bytes > 0);
         let rounding: u64 = memory.filter(|_| is_held).map(|object| object.cost).sum();
-        let _ = self.books.orphan(gpu, stays.saturating_add(rounding));
+        // UVM may have a duplicate of an address space, of which RM counts nothing.
+        let spaces = tree.iter().filter(|object| object.gpu == Some(gpu));
+        let spaces = spaces.filter(|object| object.class.kind() == Kind::AddressSpace);
+        let spaces: u64 = spaces.map(|object| object.cost).sum();
+        let _ = self.books.orphan(gpu, stays.saturating_add(rounding).saturating_add(spaces));
     }
 }
 

@@ -137,10 +137,16 @@ impl Processes for Living {
         self.lives(pid)
     }
 
-    fn forget(&mut self, pid: u32) {
+    fn was_forgotten(&self, pid: u32) -> bool {
+        self.0.borrow().forgotten.contains(&pid)
+    }
+
+    fn forget(&mut self, pid: u32, made_clients: bool) {
         let mut pids = self.0.borrow_mut();
         pids.tracked.remove(&pid);
-        pids.forgotten.insert(pid);
+        if made_clients {
+            pids.forgotten.insert(pid);
+        }
     }
 
     fn forgotten(&mut self, most: usize) -> Vec<u32> {

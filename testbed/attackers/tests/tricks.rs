@@ -1,7 +1,7 @@
 //! Ways to have more than the limit, each of which worked once.
 
 use gpushare_attackers::world::{Ground, LIMITS, PARAMETERS, World, of_bytes, of_device};
-use gpushare_supervisor::abi::{Class, Status, heap, number, put, transfer};
+use gpushare_supervisor::abi::{Class, Status, duplicate, heap, memory, number, put, transfer, u32_at};
 use gpushare_supervisor::books::MOST_OBJECTS;
 
 const MIB: u64 = 1 << 20;
@@ -21,6 +21,7 @@ fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
     world.allocate(101, SUBDEVICE, [client, 1, 2], &[0; 4]).expect("a subdevice");
     world.allocate(101, ADDRESS_SPACE, [client, 2, 3], &[0; 56]).expect("an address space below it");
     assert_eq!(world.free(101, client, 1), Some(0));
+    assert!(world.supervisor.look().is_empty());
     assert_eq!(world.supervisor.books.sums(0).charged(), 0, "all of it is gone");
 
     // What was an address space is a device now.
@@ -69,6 +70,88 @@ fn a_client_that_somebody_else_made_gets_no_memory() {
     // Clients of its own are another matter.
     let client = world.client(101);
     let _ = world.memory(101, client, 0, LIMITS[0]).expect("all of it");
+}
+
+/// An honest one: a launcher makes the client and ends, and its child goes on with it.
+#[test]
+fn a_client_that_outlives_its_maker_gets_memory() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.client(101);
+    let first = world.memory(101, client, 0, MIB).expect("memory of the maker's");
+    world.files.insert(102, 101);
+    assert_eq!(world.free(102, client, first), Some(0));
+    world.leave(101);
+    assert!(world.supervisor.look().is_empty());
+    let _ = world.memory(102, client, 0, LIMITS[0] - 4 * MIB).expect("nearly all of it");
+    world.check("the child has it");
+    assert!(world.supervisor.look().is_empty(), "it is no race");
+    assert_eq!(world.memory(102, client, 0, 8 * MIB), Err(Status::NO_MEMORY.0));
+}
+
+/// RM counts nothing of a channel group or of page tables, so whoever duplicates another container's has them for
+/// nothing.
+#[test]
+fn what_rm_does_not_count_is_not_duplicated_from_others() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.client(102);
+    let theirs = world.slip([102, 900], 0x41, [0; 3], &[]).expect("another container's client");
+    world.slip([102, 900], DEVICE, [theirs, theirs, 1], &of_device(0)).expect("its device");
+    let range = world.slip([102, 900], RANGE, [theirs, 1, 0], &of_bytes(128 * GIB)).expect("its range");
+    let memory = world.slip([102, 900], Class::MEMORY.0, [theirs, 1, 0], &of_bytes(MIB)).expect("its memory");
+    let mut duplicate = |source: u32| {
+        let mut structure = [0; duplicate::SIZE];
+        for (at, word) in [
+            (duplicate::CLIENT, client),
+            (duplicate::PARENT, 0x80),
+            (duplicate::SOURCE_CLIENT, theirs),
+            (duplicate::SOURCE, source),
+        ] {
+            put(&mut structure, at, &word.to_ne_bytes());
+        }
+        let (structure, _) = world.call(102, number::DUP_OBJECT, &structure, &[]).expect("a call of RM's");
+        u32_at(&structure, duplicate::STATUS)
+    };
+    assert_eq!(duplicate(range), Status::INSUFFICIENT_PERMISSIONS.0);
+    assert_eq!(duplicate(memory), 0, "RM counts memory for its owner");
+}
+
+#[test]
+fn a_program_may_let_rm_choose_its_subdevices_handle() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.allocate(101, 0x41, [0; 3], &[]).expect("a root client");
+    let device = world.allocate(101, DEVICE, [client, client, 0], &of_device(1)).expect("a device");
+    world.allocate(101, SUBDEVICE, [client, device, 0], &[0; 4]).expect("a subdevice");
+    let place = [client, device, 0];
+    world.allocate(101, Class::MEMORY.0, place, &of_bytes(LIMITS[1])).expect("all of the second GPU");
+    world.check("it is charged there");
+}
+
+/// Host memory of the heap's is no device memory, whatever its entry looks like.
+#[test]
+fn an_odd_parent_is_refused_and_leaves_the_books_as_they_are() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.client(102);
+    let _ = world.memory(102, client, 0, MIB).expect("memory");
+    let mut structure = vec![0; heap::SIZE];
+    for (at, word) in [
+        (heap::CLIENT, client),
+        (heap::PARENT, 0x80),
+        (heap::FUNCTION, heap::ALLOC_SIZE),
+        (heap::ATTRIBUTES, memory::LOCATION), // not on the device
+    ] {
+        put(&mut structure, at, &word.to_ne_bytes());
+    }
+    put(&mut structure, heap::LENGTH, &MIB.to_ne_bytes());
+    let (structure, _) = world.call(102, number::VID_HEAP_CONTROL, &structure, &[]).expect("a call of RM's");
+    assert_eq!(u32_at(&structure, heap::STATUS), 0);
+    let place = [client, u32_at(&structure, heap::HANDLE), 0];
+    let _whatever_rm_says = world.allocate(102, Class::MEMORY.0, place, &of_bytes(MIB));
+    let sums = world.supervisor.books.sums(0);
+    assert_eq!((sums.passed, sums.orphaned), (0, 0), "{sums:?}");
 }
 
 /// A process can leave its file to another one, and end.

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use gpushare_supervisor::abi::{
-    Class, Kind, Status, channels, control, device_ids, framebuffer_info, gid_info, handle_info, interleave,
-    pid_info, pids, put, slice, u32_at, u64_at,
+    Class, Kind, Status, attached_ids, channels, child, control, device_ids, framebuffer_info, gid_info,
+    handle_info, interleave, pid_info, pids, put, slice, u32_at, u64_at, uuid_of_id,
 };
 
 use super::{
     Caller, Client, EXPORT_FD, EXPORT_OBJECT, EXPORT_SIZE, EXPORT_TO_FD, Manager, Memory, NOT_FOUND,
-    NOT_SUPPORTED, ReadError, set,
+    NOT_SUPPORTED, Object, ReadError, set,
 };
 
 impl Manager {
@@ -31,6 +31,9 @@ impl Manager {
             EXPORT_TO_FD => EXPORT_SIZE,
             device_ids::COMMAND => device_ids::SIZE,
             handle_info::COMMAND => handle_info::SIZE,
+            child::COMMAND => child::SIZE,
+            attached_ids::COMMAND => attached_ids::SIZE,
+            uuid_of_id::COMMAND => uuid_of_id::SIZE,
             _ if command == channels::STOP.command => channels::STOP.size,
             slice::COMMAND => slice::SIZE,
             interleave::COMMAND => interleave::SIZE,
@@ -62,8 +65,10 @@ impl Manager {
             let all = (0..self.gpus.len()).fold(0u32, |mask, gpu| mask | 1 << gpu);
             put(&mut parameters, device_ids::MASK, &all.to_ne_bytes());
             if object == client { Status::OK } else { NOT_FOUND }
-        } else if command == handle_info::COMMAND {
-            if object == client { self.tell_of_object(client, &mut parameters) } else { NOT_FOUND }
+        } else if [handle_info::COMMAND, child::COMMAND, attached_ids::COMMAND, uuid_of_id::COMMAND]
+            .contains(&command)
+        {
+            if object == client { self.tell(command, client, &mut parameters) } else { NOT_FOUND }
         } else if command == channels::STOP.command {
             if gpu.is_some() { self.stop(&parameters) } else { NOT_FOUND }
         } else if command == slice::COMMAND {
@@ -89,6 +94,38 @@ impl Manager {
         }
         set(structure, control::STATUS, status);
         Ok(())
+    }
+
+    /// What a client says of itself, and of GPUs.
+    fn tell(&self, command: u32, client: u32, parameters: &mut [u8]) -> Status {
+        match command {
+            child::COMMAND => {
+                let (parent, class) = (u32_at(parameters, child::PARENT), u32_at(parameters, child::CLASS));
+                let Some(client) = self.clients.get(&client) else { return NOT_FOUND };
+                let is_it = |object: &Object| object.parent == parent && object.class == Class::SUBDEVICE;
+                let found = client.objects.iter().find(|(_, object)| is_it(object));
+                let Some((handle, _)) = found.filter(|_| class == child::SUBDEVICE) else { return NOT_FOUND };
+                put(parameters, child::RESULT, &handle.to_ne_bytes());
+            }
+            attached_ids::COMMAND => {
+                let used = self.clients.values().flat_map(|client| client.objects.values());
+                let used = used.filter_map(|object| object.gpu);
+                let used: BTreeSet<usize> = used.chain(self.pieces.values().map(|piece| piece.gpu)).collect();
+                let ids = used.into_iter().map(|gpu| u32::try_from(gpu).unwrap_or(0));
+                for (to, id) in parameters.chunks_exact_mut(4).zip(ids.chain(std::iter::repeat(u32::MAX))) {
+                    put(to, 0, &id.to_ne_bytes());
+                }
+            }
+            uuid_of_id::COMMAND => {
+                let Some(gpu) = self.gpus.get(u32_at(parameters, uuid_of_id::ID) as usize) else {
+                    return NOT_FOUND;
+                };
+                put(parameters, uuid_of_id::LENGTH, &16u32.to_ne_bytes());
+                put(parameters, uuid_of_id::DATA, &gpu.uuid);
+            }
+            _ => return self.tell_of_object(client, parameters),
+        }
+        Status::OK
     }
 
     /// The parent or the class of one of a client's objects.
