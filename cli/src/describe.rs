@@ -1,5 +1,5 @@
-//! `gpushare describe`: one share whole: who holds it, what it gives, what is used of it, what happened to it,
-//! and what would help.
+//! `gpushare describe`: one share whole: who holds it, what it gives, what is used of it, what happened to
+//! it, and what would help.
 
 use std::io::{self, Write};
 

@@ -1,5 +1,5 @@
-//! The node at one moment, as `top`, the metrics and the page show it: its GPUs, who holds shares of them, and
-//! what was refused lately.
+//! The node at one moment, as `top`, the metrics and the page show it: its GPUs, who holds shares of them,
+//! and what was refused lately.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -338,8 +338,8 @@ impl Looker {
         }
     }
 
-    /// Looks for the GPUs, and for those that are out of service. A card in MIG mode may be there once for each
-    /// of its instances.
+    /// Looks for the GPUs, and for those that are out of service. A card in MIG mode may be there once for
+    /// each of its instances.
     fn open_node(&mut self) {
         let all = || -> Result<Node> {
             node::all(&self.config, &self.state).or_else(|_| Ok(node::shown(&self.config)?))

@@ -146,8 +146,8 @@ pub struct Meter {
 pub enum OnCheating {
     /// Reports it in the log, in `gpushare ps` and in `gpushare doctor`.
     Report,
-    /// Lowers the container's limit by the memory that its books lack. For all else, and for memory beyond the
-    /// limit itself, stops its processes until it keeps to its share.
+    /// Lowers the container's limit by the memory that its books lack. For all else, and for memory beyond
+    /// the limit itself, stops its processes until it keeps to its share.
     Cap,
     /// Kills the container's processes.
     End,
@@ -254,8 +254,8 @@ impl Config {
     /// file `named`. It is for calls that must not fail: low-level runtimes and state folder are those of the
     /// files, everything else is as shipped.
     ///
-    /// `None` if a file is so far from TOML that these may be lost in it. Then it is not known which runtime made the
-    /// containers, and another runtime's `delete` would destroy their state.
+    /// `None` if a file is so far from TOML that these may be lost in it. Then it is not known which runtime
+    /// made the containers, and another runtime's `delete` would destroy their state.
     pub fn salvaged(named: Option<&Path>) -> Option<Self> {
         let files = named.map_or_else(locate::files, locate::files_of).ok()?;
         file::salvage(&files)?.into_config(&locate::program_folder().ok()?).ok()
@@ -269,8 +269,8 @@ impl Config {
         locate::files()
     }
 
-    /// The settings that would be in force if `text` stood in the settings file `path`, which may not be there
-    /// yet.
+    /// The settings that would be in force if `text` stood in the settings file `path`, which may not be
+    /// there yet.
     ///
     /// # Errors
     /// When the text or another file has a mistake.

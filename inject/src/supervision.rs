@@ -77,8 +77,8 @@ pub struct Supervised {
 }
 
 impl Supervised {
-    /// Starts the supervisor. Whoever brings a listener to `socket` after this waits for it. It gets nothing of
-    /// the caller's environment, and none of its descriptors.
+    /// Starts the supervisor. Whoever brings a listener to `socket` after this waits for it. It gets nothing
+    /// of the caller's environment, and none of its descriptors.
     ///
     /// # Errors
     /// When it cannot be started, or gives no answer within 20 seconds.

@@ -135,8 +135,8 @@ impl Enforcement {
         }
     }
 
-    /// Returns how a reserved share is held from when a container with this request begins to use it, while no
-    /// other one does: only then is it known whether a supervisor can hold it.
+    /// Returns how a reserved share is held from when a container with this request begins to use it, while
+    /// no other one does: only then is it known whether a supervisor can hold it.
     pub fn begun_by(self, request: &Request) -> Self {
         let is_ours = |one: Self| matches!(one, Self::Intercepted | Self::Supervised | Self::Scheduled);
         let held = Self::of(request);

@@ -166,8 +166,8 @@ impl Member {
         Self { name, called, ..self }
     }
 
-    /// What people call it: its name in a cluster, else the one that its engine knows, else its id, of which the
-    /// first 12 digits of an engine's 64 are enough.
+    /// What people call it: its name in a cluster, else the one that its engine knows, else its id, of which
+    /// the first 12 digits of an engine's 64 are enough.
     pub fn title(&self) -> String {
         let id = &self.key.container;
         match (&self.name, &self.called.name) {

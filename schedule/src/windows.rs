@@ -6,9 +6,9 @@
 use crate::frame::{Piece, Place};
 use crate::{Card, Policy, Tenant};
 
-/// How long before its time a container is started that follows another one, in microseconds: the stop of whoever leaves
-/// and the start overlap then, and the card is idle between them for no longer than it switches. One that follows nobody
-/// would get more than its share by it.
+/// How long before its time a container is started that follows another one, in microseconds: the stop of
+/// whoever leaves and the start overlap then, and the card is idle between them for no longer than it
+/// switches. One that follows nobody would get more than its share by it.
 const EARLY: u32 = 300;
 /// What a call that stops channels takes, in microseconds.
 const STOP: u32 = 500;
@@ -31,8 +31,8 @@ pub struct Overrun {
 }
 
 impl Overrun {
-    /// Most that is owed, in microseconds: a program that was stopped for longer in a debugger, or a machine that
-    /// was, begins anew.
+    /// Most that is owed, in microseconds: a program that was stopped for longer in a debugger, or a machine
+    /// that was, begins anew.
     const MOST: u64 = 1_000_000;
 
     /// Adds microseconds that it ran outside of its windows, for whatever reason.
@@ -55,8 +55,8 @@ impl Overrun {
 }
 
 impl Card<'_> {
-    /// What the container of this lease does at `now`, a moment of the clock that frames are counted by. It takes
-    /// `calls` calls to stop it, each for up to 64 channels.
+    /// What the container of this lease does at `now`, a moment of the clock that frames are counted by. It
+    /// takes `calls` calls to stop it, each for up to 64 channels.
     pub fn stretch(&self, lease: i64, now: u64, calls: u32, overrun: &mut Overrun) -> Stretch {
         let (number, at) = self.frame.position(now);
         let begin = now - u64::from(at);

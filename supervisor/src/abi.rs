@@ -1,8 +1,10 @@
-//! The binary interface of NVIDIA's resource manager (RM), as programs call it by `ioctl`: numbers, sizes and offsets.
+//! The binary interface of NVIDIA's resource manager (RM), as programs call it by `ioctl`: numbers, sizes and
+//! offsets.
 //!
-//! RM decides by the number and the size of a call alone and ignores its type and direction. Most structures are
-//! the same in all releases from 515 to 595; [`Era`] has those that are not. The values come from the headers of
-//! NVIDIA's open kernel modules; a test compares them with a table that a C compiler printed for each release.
+//! RM decides by the number and the size of a call alone and ignores its type and direction. Most structures
+//! are the same in all releases from 515 to 595; [`Era`] has those that are not. The values come from the
+//! headers of NVIDIA's open kernel modules; a test compares them with a table that a C compiler printed for
+//! each release.
 
 mod class;
 mod era;
@@ -58,8 +60,8 @@ impl Status {
     pub const INVALID_PARENT: Self = Self(0x36);
 }
 
-/// Size in bytes and offsets of NVOS21_PARAMETERS, the short form of [`number::ALLOC`], and of the fields that
-/// its long form NVOS64_PARAMETERS has at the same places.
+/// Size in bytes and offsets of NVOS21_PARAMETERS, the short form of [`number::ALLOC`], and of the fields
+/// that its long form NVOS64_PARAMETERS has at the same places.
 pub mod alloc {
     /// Size of the short form.
     pub const SHORT: usize = 32;
@@ -340,7 +342,8 @@ pub mod uuid_of_id {
     pub const LENGTH: usize = 264;
 }
 
-/// Control calls that stop and start channels, which they name by client and handle. RM lets anybody name anybody's.
+/// Control calls that stop and start channels, which they name by client and handle. RM lets anybody name
+/// anybody's.
 pub mod channels {
     /// One of these calls: numbers and offsets in bytes.
     #[derive(Clone, Copy, Debug)]
@@ -367,8 +370,8 @@ pub mod channels {
     pub const LISTS: [List; 3] = [STOP, STOP_FOR_KEYS, ROTATE_KEYS];
     /// bDisable of [`STOP`], u8: 0 starts the channels.
     pub const STOPS: usize = 0;
-    /// NVA06C_CTRL_CMD_GPFIFO_SCHEDULE of a group, and NVA06F_CTRL_CMD_GPFIFO_SCHEDULE of a channel: they let it be
-    /// scheduled for the first time.
+    /// NVA06C_CTRL_CMD_GPFIFO_SCHEDULE of a group, and NVA06F_CTRL_CMD_GPFIFO_SCHEDULE of a channel: they let
+    /// it be scheduled for the first time.
     pub const SCHEDULE: [u32; 2] = [0xa06c_0101, 0xa06f_0103];
 }
 

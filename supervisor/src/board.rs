@@ -1,5 +1,6 @@
-//! A GPU's board: a page on which each supervisor says how its container shares the GPU and whether it works, so that
-//! everybody knows whose windows are in use. Each writes its own line alone, and nobody waits for another.
+//! A GPU's board: a page on which each supervisor says how its container shares the GPU and whether it works,
+//! so that everybody knows whose windows are in use. Each writes its own line alone, and nobody waits for
+//! another.
 //!
 //! A line counts while its writer lives, which is so while it holds the lock on the byte of this number.
 
@@ -77,7 +78,8 @@ impl Board {
         Ok(Self { page, file, own })
     }
 
-    /// Says how the container of a lease shares, and how many channel groups of it work; without any it is not there.
+    /// Says how the container of a lease shares, and how many channel groups of it work; without any it is
+    /// not there.
     pub fn publish(&self, lease: i64, plan: &Plan, working: u32) {
         let line = &self.page.lines[self.own];
         line.plan.write(Some(plan));

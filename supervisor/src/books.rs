@@ -1,8 +1,8 @@
 //! The books: which objects that take device memory a container has, and what they sum up to.
 //!
 //! They stand in records of a fixed size, in memory that outlives the worker. A record counts from the moment
-//! in which its `state` says so, which is written last; everything else (index and sums) is worked out from the
-//! records when a worker starts. So a worker may be killed between any two instructions.
+//! in which its `state` says so, which is written last; everything else (index and sums) is worked out from
+//! the records when a worker starts. So a worker may be killed between any two instructions.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -293,8 +293,8 @@ impl<'m> Books<'m> {
         }
     }
 
-    /// The object of this handle and all below it, of a client that frees it. The client's own handle means all
-    /// of its objects.
+    /// The object of this handle and all below it, of a client that frees it. The client's own handle means
+    /// all of its objects.
     pub fn tree(&self, client: u32, handle: u32) -> Vec<Object> {
         if handle != client && !self.children.contains_key(&(client, handle)) {
             return self.get(client, handle).into_iter().collect();
@@ -304,8 +304,8 @@ impl<'m> Books<'m> {
         self.index.values().map(|slot| self.object(*slot as usize)).filter(is_in).collect()
     }
 
-    /// Whether `object` is `handle`'s or lies below it. RM's own trees are at most this deep. Programs name channels
-    /// and devices that RM need not have made, so that nothing lies below those.
+    /// Whether `object` is `handle`'s or lies below it. RM's own trees are at most this deep. Programs name
+    /// channels and devices that RM need not have made, so that nothing lies below those.
     fn is_below(&self, object: &Object, handle: u32) -> bool {
         const DEEPEST: usize = 16;
         let mut at = *object;
@@ -339,7 +339,8 @@ impl<'m> Books<'m> {
     }
 
     fn set_sum(&mut self, class: u32, gpu: Gpu, bytes: u64) -> Result<(), Full> {
-        // The new record is written before the old one goes, so that a worker that is killed leaves one of them.
+        // The new record is written before the old one goes, so that a worker that is killed leaves one of
+        // them.
         let key = (class, number(gpu));
         let before = self.sum_slots.remove(&key);
         let written = match bytes {
@@ -433,8 +434,8 @@ impl<'m> Books<'m> {
         if self.client(client.handle).as_ref() == Some(client) { Ok(()) } else { self.add(&client.record()) }
     }
 
-    /// Notes that a process may have made a client, whose handle is not known yet. RM counts for it what that client will
-    /// have, also after its end.
+    /// Notes that a process may have made a client, whose handle is not known yet. RM counts for it what that
+    /// client will have, also after its end.
     ///
     /// # Errors
     /// [`Full`] if there is no room.

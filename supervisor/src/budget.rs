@@ -1,7 +1,7 @@
 //! The budget of a lease: what it may hold on each GPU, and what each of its supervisors has charged so far.
 //!
-//! It stands in memory that all supervisors of the lease map. Each writes its own slot alone, so that one that
-//! dies in the middle of anything leaves no other's figure wrong. A slot outlives its supervisor.
+//! It stands in memory that all supervisors of the lease map. Each writes its own slot alone, so that one
+//! that dies in the middle of anything leaves no other's figure wrong. A slot outlives its supervisor.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -139,8 +139,8 @@ impl Page {
         self.slots[slot].charged.iter().all(|charged| charged.load(Ordering::SeqCst) == 0)
     }
 
-    /// Grants `bytes` of the GPU with this UUID as line `gpu`. Bytes below what is in use mean that nothing more
-    /// is allocated.
+    /// Grants `bytes` of the GPU with this UUID as line `gpu`. Bytes below what is in use mean that nothing
+    /// more is allocated.
     pub fn grant(&self, gpu: Gpu, uuid: &[u8; 16], bytes: u64) {
         let line = &self.lines[gpu];
         for (word, part) in line.uuid.iter().zip(uuid.chunks_exact(4)) {
@@ -206,8 +206,8 @@ impl<'p> Budget<'p> {
         slots.fold(0, u64::saturating_add)
     }
 
-    /// Charges `bytes` more on a GPU, if the limit leaves as many. Two that charge at once may each see the other's
-    /// attempt and give way, so each tries again for a while.
+    /// Charges `bytes` more on a GPU, if the limit leaves as many. Two that charge at once may each see the
+    /// other's attempt and give way, so each tries again for a while.
     pub fn raise(&self, gpu: Gpu, bytes: u64) -> bool {
         const TRIES: usize = 8;
         let own = &self.page.slots[self.slot].charged[gpu];

@@ -1,8 +1,9 @@
 //! What is done about each call: it is performed on the program's behalf, let through, or refused.
 //!
-//! Calls that take or give back device memory are performed, on a copy that the program cannot change. The rest
-//! is let through, and may run with other parameters than those that were seen here, since another thread can
-//! change them. So nothing that is let through is trusted: RM's own figures tell what it did ([`look`]).
+//! Calls that take or give back device memory are performed, on a copy that the program cannot change. The
+//! rest is let through, and may run with other parameters than those that were seen here, since another
+//! thread can change them. So nothing that is let through is trusted: RM's own figures tell what it did
+//! ([`look`]).
 
 mod allocate;
 mod compute;
@@ -17,6 +18,8 @@ mod release;
 pub use compute::{Compute, Engines};
 pub use look::Race;
 pub use owner::twin_of;
+
+use std::collections::HashMap;
 
 use nix::errno::Errno;
 
@@ -51,8 +54,8 @@ pub trait Program {
     fn waits(&self) -> bool;
 }
 
-/// The processes that made calls, by pid in our pid namespace. RM too counts by pid, and adds up what a process and
-/// an earlier one of the same pid have.
+/// The processes that made calls, by pid in our pid namespace. RM too counts by pid, and adds up what a
+/// process and an earlier one of the same pid have.
 pub trait Processes {
     /// An open file of RM's.
     type File;
@@ -75,14 +78,15 @@ pub trait Processes {
     /// Takes note that RM knows a file of this one as that of a client of the container's.
     fn prove(&mut self, pid: u32);
 
-    /// Forgets one that has ended, and for which RM counts nothing. One that made no clients never comes back.
+    /// Forgets one that has ended, and for which RM counts nothing. One that made no clients never comes
+    /// back.
     fn forget(&mut self, pid: u32, made_clients: bool);
 
     /// Whether one was forgotten that had this number, and nobody has it now.
     fn was_forgotten(&self, pid: u32) -> bool;
 
-    /// The next so many of those that were forgotten and whose numbers nobody has now, all of them in turn. What one left
-    /// to others, RM counts for it.
+    /// The next so many of those that were forgotten and whose numbers nobody has now, all of them in turn.
+    /// What one left to others, RM counts for it.
     fn forgotten(&mut self, most: usize) -> Vec<u32>;
 
     /// Knows a forgotten one again.
@@ -130,7 +134,8 @@ struct Passing {
     at: u64,
 }
 
-/// How long a call that was let through may still run, in microseconds, when nothing else proves that it ended.
+/// How long a call that was let through may still run, in microseconds, when nothing else proves that it
+/// ended.
 const MOST_PASSING: u64 = 20_000;
 
 /// Everything that decides about the calls of one container.
@@ -148,6 +153,11 @@ pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     /// The container's processes.
     pub processes: P,
     compute: Option<Compute<M::File>>,
+    /// Parents, by client and handle, of which RM has said where they are since anybody may have made a
+    /// client.
+    confirmed: HashMap<(u32, u32), Gpu>,
+    /// When an allocation was let through last.
+    let_allocate_at: Option<u64>,
     passing: Vec<Passing>,
     /// When RM's figures should be looked at, by the clock of [`Call::at`].
     look_at: Option<u64>,
@@ -178,6 +188,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             manager,
             processes,
             compute: None,
+            confirmed: HashMap::new(),
+            let_allocate_at: None,
             passing: Vec::new(),
             look_at: None,
             blind: [false; MOST_GPUS],
@@ -226,8 +238,9 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             | number::CONTROL
             | number::DUP_OBJECT
             | number::VID_HEAP_CONTROL => match self.handle(&inner, program, file) {
-                // Another thread could make any other call of it, a FREE that nobody sees among them. No driver library
-                // transfers any: RM's structures are smaller than 4 KiB, from where on libraries do.
+                // Another thread could make any other call of it, a FREE that nobody sees among them. No
+                // driver library transfers any: RM's structures are smaller than 4 KiB, from where on
+                // libraries do.
                 Answer::LetThrough => Answer::Fail(Errno::EINVAL),
                 answer => answer,
             },
@@ -245,6 +258,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         self.passing.retain(|passing| at.saturating_sub(passing.at) < MOST_PASSING);
         self.passing.push(Passing { thread, process, makes_duplicates, at });
         if call.number == number::ALLOC {
+            self.confirmed.clear();
+            self.let_allocate_at = Some(at);
             let _ = self.look_at.get_or_insert(at + LOOK_AFTER);
             if !self.let_allocate.contains(&process) {
                 self.let_allocate.push(process);

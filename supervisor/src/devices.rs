@@ -10,7 +10,8 @@ use nix::sys::stat::{SFlag, major};
 
 use crate::sys;
 
-/// A device's identity: of a device node its major and minor number, of any other file that of the file itself.
+/// A device's identity: of a device node its major and minor number, of any other file that of the file
+/// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Identity {
     Node(u64),

@@ -1,7 +1,7 @@
 //! The container's channels on a GPU's compute engine, and the calls that stop and start them.
 //!
-//! A channel runs if two want it: the schedule, and the program, which may stop its own channels and starts them
-//! again. Channels of copy engines are not here: they go on running.
+//! A channel runs if two want it: the schedule, and the program, which may stop its own channels and starts
+//! them again. Channels of copy engines are not here: they go on running.
 
 use crate::abi::{Era, channels, put, slice};
 use crate::handles::Handles;
@@ -16,7 +16,8 @@ pub struct Seat<F> {
     pub owner: u32,
     /// A descriptor of that process, readable once it has ended.
     pub watch: Option<F>,
-    /// A copy of the client's file, which keeps the client until it is dropped; `None` where it cannot be had.
+    /// A copy of the client's file, which keeps the client until it is dropped; `None` where it cannot be
+    /// had.
     pub file: Option<F>,
     /// Its device.
     pub device: u32,
@@ -115,8 +116,8 @@ impl<F> Engine<F> {
         of_client.flat_map(|member| &member.channels).any(|one| one.handle == channel)
     }
 
-    /// Adds a channel of `group` (the channel itself where it has none), which has just been made and runs. `seat` is
-    /// asked for where its client is new here.
+    /// Adds a channel of `group` (the channel itself where it has none), which has just been made and runs.
+    /// `seat` is asked for where its client is new here.
     pub fn add(&mut self, client: u32, (group, channel): (u32, u32), seat: impl FnOnce() -> Seat<F>) {
         let at = match self.members.iter().position(|member| member.seat.client == client) {
             Some(at) => at,
@@ -176,7 +177,8 @@ impl<F> Engine<F> {
         all.filter(|one| one.handle == channel).for_each(|one| one.is_wanted = runs);
     }
 
-    /// Takes note that a program lets a group or a channel run, and returns whether it is one that ran before.
+    /// Takes note that a program lets a group or a channel run, and returns whether it is one that ran
+    /// before.
     pub fn begin(&mut self, client: u32, handle: u32) -> bool {
         let has = |member: &&mut Member<F>| {
             member.seat.client == client
@@ -203,8 +205,8 @@ impl<F> Engine<F> {
             .filter_map(|member| member.seat.watch.as_ref())
     }
 
-    /// Stops the channels of processes that have ended, and lets their clients go. Whoever else has such a file has
-    /// channels that run no more.
+    /// Stops the channels of processes that have ended, and lets their clients go. Whoever else has such a
+    /// file has channels that run no more.
     pub fn drop_ended<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
@@ -240,8 +242,8 @@ impl<F> Engine<F> {
         made
     }
 
-    /// Gives each group a slice of so many microseconds, where it has another one. A group that cannot be reached
-    /// has its own on.
+    /// Gives each group a slice of so many microseconds, where it has another one. A group that cannot be
+    /// reached has its own on.
     pub fn set_slices<M: Manager<File = F>>(&mut self, manager: &mut M, microseconds: u32) {
         for Member { seat, groups, .. } in &mut self.members {
             let Some(file) = &seat.file else { continue };

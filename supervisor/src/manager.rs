@@ -21,8 +21,8 @@ pub trait Manager {
     /// An open file of one of its devices.
     type File;
 
-    /// Makes the call `number` with this structure, whose size is part of the call. Addresses in it that are not
-    /// in `pointed` are 0.
+    /// Makes the call `number` with this structure, whose size is part of the call. Addresses in it that are
+    /// not in `pointed` are 0.
     ///
     /// # Errors
     /// What `ioctl` reports. RM's own status stands in the structure.
@@ -113,7 +113,8 @@ impl<F> Subdevice<'_, F> {
         Some(figures)
     }
 
-    /// The processes that use the subdevice's GPU, as far as one answer names them; `None` if RM does not say.
+    /// The processes that use the subdevice's GPU, as far as one answer names them; `None` if RM does not
+    /// say.
     pub fn processes<M: Manager<File = F>>(&self, manager: &mut M) -> Option<Vec<u32>> {
         let mut parameters = vec![0; pids::SIZE];
         put(&mut parameters, pids::ID_TYPE, &pids::OF_CLASS.to_ne_bytes());
@@ -145,8 +146,8 @@ impl<F> Subdevice<'_, F> {
     }
 }
 
-/// Asks a question through a client of the supervisor's own, which is there for this moment alone: so nothing of it
-/// keeps a GPU initialised, and none that nobody uses is. `is_it` tells the GPU by its UUID.
+/// Asks a question through a client of the supervisor's own, which is there for this moment alone: so nothing
+/// of it keeps a GPU initialised, and none that nobody uses is. `is_it` tells the GPU by its UUID.
 pub fn ask_by_own_client<M: Manager, T>(
     manager: &mut M,
     era: &Era,

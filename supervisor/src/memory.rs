@@ -1,4 +1,5 @@
-//! The memory that keeper and worker share, and which outlives both of its users' processes: books and journal.
+//! The memory that keeper and worker share, and which outlives both of its users' processes: books and
+//! journal.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -42,8 +43,8 @@ pub struct Mapped {
 /// As mmap(2).
 pub fn map(file: impl AsFd) -> Result<Mapped, Errno> {
     let base: *mut u8 = sys::map(&file, 0, SIZE)?;
-    // SAFETY: both are within the mapping, which is never undone, and do not overlap. Any bytes are valid values.
-    // The keeper maps nothing, and a worker starts after the last one's end.
+    // SAFETY: both are within the mapping, which is never undone, and do not overlap. Any bytes are valid
+    // values. The keeper maps nothing, and a worker starts after the last one's end.
     let entry = unsafe { &mut *base.cast::<Entry>() };
     // SAFETY: within the mapping.
     let records = unsafe { base.add(JOURNAL) }.cast::<Record>();
@@ -128,8 +129,8 @@ pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
 /// As mmap(2).
 pub(crate) fn map_board(file: impl AsFd) -> Result<&'static board::Page, Errno> {
     let page: *mut board::Page = sys::map(file, 0, 1)?;
-    // SAFETY: the mapping is never undone, all fields are atomics, and any bytes are valid values. The file was made
-    // long enough, and root alone may cut it.
+    // SAFETY: the mapping is never undone, all fields are atomics, and any bytes are valid values. The file
+    // was made long enough, and root alone may cut it.
     Ok(unsafe { &*page })
 }
 

@@ -111,8 +111,8 @@ fn become_role(
     }
 }
 
-/// Starts keeper and worker of a container. They are copies of this process, which are made in less time than programs
-/// are started. When this returns the socket is there, and whoever connects waits for them.
+/// Starts keeper and worker of a container. They are copies of this process, which are made in less time than
+/// programs are started. When this returns the socket is there, and whoever connects waits for them.
 fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -> Result<()> {
     if !sys::can_listen() || !sys::notification_fits() {
         bail!("this kernel cannot report system calls as the supervisor needs it (5.19 or newer)");
@@ -161,8 +161,8 @@ fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -
     }
 }
 
-/// Puts `null` in place of the standard files. The caller sooner sees that the first process has ended when nobody has
-/// its pipe any more.
+/// Puts `null` in place of the standard files. The caller sooner sees that the first process has ended when
+/// nobody has its pipe any more.
 fn leave_standard_files(null: &File) -> Result<()> {
     nix::unistd::dup2_stdin(null)?;
     nix::unistd::dup2_stdout(null)?;

@@ -32,7 +32,8 @@ fn owned(answer: c_long) -> Result<OwnedFd, Errno> {
 /// Puts a filter with a listener around this thread and all that it becomes.
 ///
 /// # Errors
-/// EBUSY where a filter with a listener stands already, EACCES without CAP_SYS_ADMIN, EINVAL before kernel 5.19.
+/// EBUSY where a filter with a listener stands already, EACCES without CAP_SYS_ADMIN, EINVAL before kernel
+/// 5.19.
 pub fn install_with_listener(program: &mut [libc::sock_filter]) -> Result<OwnedFd, Errno> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW | WAIT_KILLABLE;
     owned(install(program, flags))
@@ -271,8 +272,8 @@ pub(crate) fn glance(file: impl AsFd) -> Result<Seen, Errno> {
     // SAFETY: integers alone, for which zeros are values.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the kernel reads an empty text, and writes the structure. Without a mask it asks nobody, and fills in what
-    // it has.
+    // SAFETY: the kernel reads an empty text, and writes the structure. Without a mask it asks nobody, and
+    // fills in what it has.
     let done = unsafe { libc::statx(file.as_fd().as_raw_fd(), c"".as_ptr(), flags, 0, &raw mut found) };
     Errno::result(done)?;
     let device = |major, minor| nix::sys::stat::makedev(u64::from(major), u64::from(minor));
@@ -304,7 +305,8 @@ pub fn random() -> u64 {
 /// Lets all signals come and do what they do by default, whatever this process inherited.
 pub fn reset_signals() {
     for signal in 1..=31 {
-        // SAFETY: the default action runs no code of ours. SIGKILL and SIGSTOP cannot be changed, and need not.
+        // SAFETY: the default action runs no code of ours. SIGKILL and SIGSTOP cannot be changed, and need
+        // not.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     // Nobody waits for those that this process starts: the kernel forgets them.
@@ -355,13 +357,15 @@ pub(crate) fn manager_call(file: BorrowedFd, number: u8, structure: &mut [u8]) -
     const COMMAND: c_ulong = 0xc000_4600;
     let size = c_ulong::try_from(structure.len()).map_err(|_| Errno::EINVAL)?;
     let command = COMMAND | size << 16 | c_ulong::from(number);
-    // SAFETY: the driver reads and writes as many bytes as the command says, and what the addresses in them lead
-    // to: buffers of the caller's, which outlive the call and have the sizes that this driver's era gives them.
+    // SAFETY: the driver reads and writes as many bytes as the command says, and what the addresses in them
+    // lead to: buffers of the caller's, which outlive the call and have the sizes that this driver's era
+    // gives them.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), command, structure.as_mut_ptr()) };
     Errno::result(done).map(drop)
 }
 
-/// Maps a file of `T`s for reading and writing, shared with all others that map it. `T` is valid for any bytes.
+/// Maps a file of `T`s for reading and writing, shared with all others that map it. `T` is valid for any
+/// bytes.
 ///
 /// # Errors
 /// As mmap(2).

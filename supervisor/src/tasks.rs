@@ -17,14 +17,15 @@ use crate::calls::{self, Processes};
 use crate::devices::{Devices, FileKind};
 use crate::sys;
 
-/// How long a program's memory may hold up the worker, in microseconds. A page under userfaultfd, or of a FUSE
-/// file, comes when the program likes.
+/// How long a program's memory may hold up the worker, in microseconds. A page under userfaultfd, or of a
+/// FUSE file, comes when the program likes.
 const LONGEST: u32 = 1_000_000;
 
 /// Bytes of the stack of a thread that closes a file.
 const SMALL_STACK: usize = 16 << 10;
 
-/// Most files of a program's that are being closed at a time. One that makes more of them take long waits for itself.
+/// Most files of a program's that are being closed at a time. One that makes more of them take long waits for
+/// itself.
 const MOST_CLOSED: usize = 32;
 
 /// Most processes and threads that are kept, so that a container cannot take all of our descriptors.
@@ -32,8 +33,8 @@ const MOST_KEPT: usize = 4096;
 
 struct Process {
     descriptor: Option<OwnedFd>,
-    /// Whether it made a call to this worker, or has a file of a client of the container's. One that is known from the
-    /// books alone may be another process of the same pid.
+    /// Whether it made a call to this worker, or has a file of a client of the container's. One that is known
+    /// from the books alone may be another process of the same pid.
     is_proved: bool,
 }
 
@@ -47,7 +48,8 @@ pub struct Tasks {
     devices: Devices,
     processes: HashMap<u32, Process>,
     threads: HashMap<u32, Thread>,
-    /// Numbers of those that were forgotten and had made clients. There are no more than the kernel has numbers.
+    /// Numbers of those that were forgotten and had made clients. There are no more than the kernel has
+    /// numbers.
     forgotten: BTreeSet<u32>,
     /// The last of them that was asked for.
     asked_for: u32,
@@ -56,7 +58,8 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Knows the processes `pids`, which made calls to an earlier worker, and of those `forgotten` that they were.
+    /// Knows the processes `pids`, which made calls to an earlier worker, and of those `forgotten` that they
+    /// were.
     pub fn new(
         devices: Devices,
         pids: impl IntoIterator<Item = u32>,
@@ -73,12 +76,12 @@ impl Tasks {
         }
     }
 
-    /// The descriptor `fd` of a thread that is stopped in a call, what it is, and the thread's process. One that is not
-    /// the driver's is given back at once.
+    /// The descriptor `fd` of a thread that is stopped in a call, what it is, and the thread's process. One
+    /// that is not the driver's is given back at once.
     ///
     /// # Errors
-    /// EBADF if it has no such descriptor, ESRCH if it has ended, ENOMEM for one thread too many, and while too many
-    /// files of other drivers take long to close.
+    /// EBADF if it has no such descriptor, ESRCH if it has ended, ENOMEM for one thread too many, and while
+    /// too many files of other drivers take long to close.
     pub fn take(&mut self, tid: u32, fd: i32) -> Result<(Option<OwnedFd>, FileKind, u32), Errno> {
         if Arc::strong_count(&self.closing) > MOST_CLOSED {
             return Err(Errno::ENOMEM);
@@ -105,8 +108,9 @@ impl Tasks {
         Err(Errno::ESRCH)
     }
 
-    /// Closes a file of a program's. Where it is the last who does, that may take as long as the program likes: a socket
-    /// waits for its data to be sent, and the file system may be a program. So a thread of its own does it.
+    /// Closes a file of a program's. Where it is the last who does, that may take as long as the program
+    /// likes: a socket waits for its data to be sent, and the file system may be a program. So a thread of
+    /// its own does it.
     fn give_back(&self, file: OwnedFd) {
         let closing = self.closing.clone();
         let number = file.into_raw_fd(); // without room for a thread it stays open
@@ -129,8 +133,8 @@ impl Tasks {
         let pid = process_of(tid).ok_or(Errno::ESRCH)?;
         self.add_process(pid)?;
         let descriptor = match sys::pidfd_open_thread(tid) {
-            // Before kernel 6.9. The descriptors of all threads are the process's, unless one unshared them: then
-            // the file is not RM's, or is one that the program has anyway.
+            // Before kernel 6.9. The descriptors of all threads are the process's, unless one unshared them:
+            // then the file is not RM's, or is one that the program has anyway.
             Err(Errno::EINVAL) => sys::pidfd_open(pid)?,
             other => other?,
         };
@@ -171,7 +175,8 @@ impl Processes for Tasks {
         let (pids, descriptors): (Vec<u32>, Vec<Option<&OwnedFd>>) =
             self.processes.iter().map(|(pid, process)| (*pid, process.descriptor.as_ref())).unzip();
         let lives = living(&descriptors);
-        // The number of one that has ended may be another's by now; it is not while nobody has taken note of the end.
+        // The number of one that has ended may be another's by now; it is not while nobody has taken note of
+        // the end.
         let has_its_number = |pid: u32, one: Option<&OwnedFd>| {
             !exists(pid) || one.is_some_and(|one| sys::has_number(one.as_fd()))
         };
@@ -244,8 +249,8 @@ fn has_ended(descriptor: &OwnedFd) -> bool {
     living(&[Some(descriptor)]) == [false]
 }
 
-/// Which of the processes or threads live that these descriptors are of: they are readable once that has ended. The
-/// kernel is asked once, since a container may have thousands.
+/// Which of the processes or threads live that these descriptors are of: they are readable once that has
+/// ended. The kernel is asked once, since a container may have thousands.
 fn living(descriptors: &[Option<&OwnedFd>]) -> Vec<bool> {
     let present = descriptors.iter().flatten();
     let mut asked: Vec<PollFd> = present.map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN)).collect();

@@ -1,7 +1,7 @@
 //! The timekeeper of one GPU: stops and starts the container's channels there as the schedule says.
 //!
-//! It is a thread of the worker, so that a call which the worker serves delays nobody's window. It sleeps while the
-//! container has no channel, and between two edges of windows.
+//! It is a thread of the worker, so that a call which the worker serves delays nobody's window. It sleeps
+//! while the container has no channel, and between two edges of windows.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,8 @@ use crate::tasks::now;
 
 /// Microseconds that stopping takes for each call, after which a call is late.
 const STOP: u64 = 500;
-/// After how many microseconds a call that RM did not do, or whose effect a program may have undone, is made anew.
+/// After how many microseconds a call that RM did not do, or whose effect a program may have undone, is made
+/// anew.
 const RETRY: u64 = 2_000;
 /// How many microseconds channels may not be reached before their process is ended.
 const PATIENCE: u64 = 1_000_000;
@@ -61,8 +62,8 @@ struct Timekeeper {
     again: Option<u64>,
 }
 
-/// Starts a timekeeper for each GPU of which the lease has a plan; without any nobody keeps time, which is `None`.
-/// `boards` is the folder of all GPUs' boards.
+/// Starts a timekeeper for each GPU of which the lease has a plan; without any nobody keeps time, which is
+/// `None`. `boards` is the folder of all GPUs' boards.
 ///
 /// # Errors
 /// When a board cannot be used, or a thread cannot be started.
@@ -132,7 +133,8 @@ impl Timekeeper {
         }
     }
 
-    /// Does what the schedule asks for now, and returns until when that holds; `None`: until something changes.
+    /// Does what the schedule asks for now, and returns until when that holds; `None`: until something
+    /// changes.
     fn step(&mut self) -> Option<u64> {
         let Self { gpu, lease, .. } = *self;
         let Ground { era, mut kernel, page } = self.ground.clone();

@@ -31,8 +31,8 @@ const MOST_RESTARTS: u32 = 64;
 /// Between two comparisons of RM's figures with the books, in microseconds, while there is a client.
 const LOOK_EVERY: u64 = 1_000_000;
 
-/// Looks at what was let through take at most one part in so many of the time, since a container may have thousands of
-/// processes, and follow each other after at most so many microseconds.
+/// Looks at what was let through take at most one part in so many of the time, since a container may have
+/// thousands of processes, and follow each other after at most so many microseconds.
 const LOOK_PART: u64 = 5;
 const LONGEST_PAUSE: u64 = 20_000;
 
@@ -88,8 +88,8 @@ impl Notification {
 }
 
 impl Worker {
-    /// A worker with what outlives it, and who keeps the container's time. `on_race` is called with what went past and
-    /// the processes' descriptors.
+    /// A worker with what outlives it, and who keeps the container's time. `on_race` is called with what went
+    /// past and the processes' descriptors.
     pub fn new(
         era: &'static Era,
         (devices, kernel): (Devices, Kernel),
@@ -112,8 +112,8 @@ impl Worker {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Works until no process has the filter any more, and what they had is given back. A worker without listeners waits
-    /// for the first one, as long as its keeper does.
+    /// Works until no process has the filter any more, and what they had is given back. A worker without
+    /// listeners waits for the first one, as long as its keeper does.
     ///
     /// # Errors
     /// When the kernel refuses to wait or to receive.

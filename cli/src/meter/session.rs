@@ -42,7 +42,8 @@ const SLOW: Duration = Duration::from_millis(100);
 /// Every how many ticks the processes on GPUs are noted. Three ticks are shorter than the making of a CUDA
 /// context alone.
 const NOTED: u64 = 3;
-/// How often what contexts take is looked at. The libraries use a figure for a second, and it takes two looks.
+/// How often what contexts take is looked at. The libraries use a figure for a second, and it takes two
+/// looks.
 const CONTEXTS: Duration = Duration::from_millis(280);
 /// How often memory is looked at, and everything that a container might have changed.
 const LOOK: Duration = Duration::from_secs(1);
@@ -570,8 +571,8 @@ fn held_back(region: &Region, line: usize, clock: Clock) -> bool {
     clock.monotonic.checked_sub(words.held_back).is_some_and(|ago| ago < HELD_BACK)
 }
 
-/// Publishes the measurements of a GPU's containers. A region that is going away with its container is no error: the
-/// next look finds its lease gone.
+/// Publishes the measurements of a GPU's containers. A region that is going away with its container is no
+/// error: the next look finds its lease gone.
 fn publish(state: &Path, account: &Account, clock: Clock, limits: &mut HashMap<i64, Measuring>) {
     for (lease, line, value) in account.measurements(clock) {
         publish_into(state, lease, limits, |file| file.set(line, &value));

@@ -1,5 +1,5 @@
-//! Figures of a container's use of its share: from the container's own books or its supervisor's, and from the
-//! driver as the meter tells them.
+//! Figures of a container's use of its share: from the container's own books or its supervisor's, and from
+//! the driver as the meter tells them.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -60,8 +60,8 @@ impl Seen {
         }
     }
 
-    /// Memory that the container holds on the GPU of grant `line`: by its supervisors' books where one holds it,
-    /// else by the container's own, for its living processes.
+    /// Memory that the container holds on the GPU of grant `line`: by its supervisors' books where one holds
+    /// it, else by the container's own, for its living processes.
     pub fn used(&self, line: usize) -> Option<DeviceMemory> {
         if let Some(charged) = self.charged.get(line) {
             return charged.map(DeviceMemory::from_bytes);
@@ -74,9 +74,9 @@ impl Seen {
         books.devices.get(line).map(|device| DeviceMemory::from_bytes(device.bytes))
     }
 
-    /// What the container's contexts and the code that was loaded into them take of the GPU of grant `line`, by the
-    /// driver's count less what the books say that programs allocated. `None` where no meter runs, the driver does not
-    /// report memory by process, or the container keeps no books.
+    /// What the container's contexts and the code that was loaded into them take of the GPU of grant `line`,
+    /// by the driver's count less what the books say that programs allocated. `None` where no meter runs, the
+    /// driver does not report memory by process, or the container keeps no books.
     pub fn contexts(&self, line: usize) -> Option<DeviceMemory> {
         let books = self.books.as_ref().ok()?.devices.get(line)?;
         let counted = self.fresh(line)?.memory_bytes;

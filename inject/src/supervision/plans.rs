@@ -1,7 +1,7 @@
 //! How the leases of a node share the time of its GPUs: the places of their windows.
 //!
-//! A lease keeps its place while it has its size. One that comes takes the first place that is free, the same on all
-//! of its GPUs where that can be, so that their programs do not wait for each other.
+//! A lease keeps its place while it has its size. One that comes takes the first place that is free, the same
+//! on all of its GPUs where that can be, so that their programs do not wait for each other.
 
 use gpushare_inventory::GpuUuid;
 use gpushare_quota::{Grant, Lease};

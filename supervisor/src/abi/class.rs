@@ -5,7 +5,8 @@ use super::Era;
 /// How a class takes device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A client, the root of all its objects. It belongs to the process that makes it, so that nobody else may.
+    /// A client, the root of all its objects. It belongs to the process that makes it, so that nobody else
+    /// may.
     Client,
     /// NV01_DEVICE_0.
     Device,
@@ -44,7 +45,8 @@ impl Class {
     pub const HOST_MEMORY: Self = Self(0x3e);
     /// NV50_MEMORY_VIRTUAL.
     pub const VIRTUAL_RANGE: Self = Self(0x50a0);
-    /// Size in bytes of a device's parameters (NV0080_ALLOC_PARAMETERS), of which the first u32 is its number.
+    /// Size in bytes of a device's parameters (NV0080_ALLOC_PARAMETERS), of which the first u32 is its
+    /// number.
     pub const DEVICE_PARAMETERS: usize = 56;
     /// hClientShare of a device's parameters, u32: whose address space it shares.
     pub const DEVICE_SHARE: usize = 4;
@@ -70,9 +72,9 @@ impl Class {
         }
     }
 
-    /// Size in bytes of the parameters of a class whose allocation the supervisor performs; `None` for classes
-    /// that it lets through. All of these are flat: the only addresses in them are ones that RM does not follow
-    /// for these classes.
+    /// Size in bytes of the parameters of a class whose allocation the supervisor performs; `None` for
+    /// classes that it lets through. All of these are flat: the only addresses in them are ones that RM does
+    /// not follow for these classes.
     pub const fn performed(self, era: &Era) -> Option<usize> {
         match self.kind() {
             Kind::Memory | Kind::VirtualRange => Some(era.memory),

@@ -12,11 +12,11 @@ use crate::manager::{Manager, Pointed, free_object};
 /// The largest parameters of a class that is performed.
 const MOST_PARAMETERS: usize = 368;
 
-/// Device memory of a channel group in bytes, on a graphics and compute engine: its context buffers. An H200 with driver
-/// 580 takes these 4,416 KiB.
+/// Device memory of a channel group in bytes, on a graphics and compute engine: its context buffers. An H200
+/// with driver 580 takes these 4,416 KiB.
 const COMPUTE_GROUP: u64 = 69 * memory::PIECE;
-/// The same on a copy engine. A context of libcuda's takes 3.1 MiB beside what is charged for its objects, and has
-/// three such groups.
+/// The same on a copy engine. A context of libcuda's takes 3.1 MiB beside what is charged for its objects,
+/// and has three such groups.
 pub(super) const COPY_GROUP: u64 = 16 * memory::PIECE;
 /// Device memory of a channel, in bytes: its instance block.
 const CHANNEL: u64 = memory::PIECE;
@@ -38,8 +38,8 @@ const FEWEST_TABLES: u64 = 16 << 10;
 
 /// Bytes of page tables that a range of virtual memory takes when it is made.
 pub(super) fn page_tables(flags: u32, bytes: u64) -> u64 {
-    // An entry of 8 bytes for each page of 4 KiB, one for each of 64 KiB, and one of 16 bytes for each 2 MiB: of 1 TiB
-    // these are the 2,184 MiB that an H200 takes.
+    // An entry of 8 bytes for each page of 4 KiB, one for each of 64 KiB, and one of 16 bytes for each 2 MiB:
+    // of 1 TiB these are the 2,184 MiB that an H200 takes.
     let bytes = bytes.checked_next_multiple_of(2 << 20).unwrap_or(bytes);
     let tables = bytes / 512 + bytes / 8192 + bytes / 131_072 + FEWEST_TABLES;
     if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 { tables } else { 0 }
@@ -203,8 +203,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         known.or_else(|| self.timekeepers_subdevice(client, device)).filter(|handle| Handles::is_own(*handle))
     }
 
-    /// Charges a channel, which is let through. Whether RM makes it is not known, and where RM chooses the handle,
-    /// neither is that: the charge ends with what it lies below.
+    /// Charges a channel, which is let through. Whether RM makes it is not known, and where RM chooses the
+    /// handle, neither is that: the charge ends with what it lies below.
     fn charge_channel(&mut self, structure: &[u8], call: &Call, file: &M::File) -> Result<(), Status> {
         let word = |at| u32_at(structure, at);
         let (client, parent, asked) = (word(alloc::CLIENT), word(alloc::PARENT), word(alloc::HANDLE));
@@ -219,12 +219,13 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.books.add(&object).map_err(|_| Status::INSUFFICIENT_RESOURCES)
     }
 
-    /// Finds the GPU of a new object and charges what it will take. RM's refusal of its parent counts as its own.
+    /// Finds the GPU of a new object and charges what it will take. RM's refusal of its parent counts as its
+    /// own.
     pub(super) fn charge(&mut self, object: &mut Object, call: &Call, file: &M::File) -> Result<(), Status> {
         if !self.books.has_room() {
             return Err(Status::INSUFFICIENT_RESOURCES);
         }
-        let gpu = self.gpu_of(object.client, object.parent, file)?;
+        let gpu = self.place_of(object, call, file)?;
         // A duplicate lies where its source does.
         if *object.gpu.get_or_insert(gpu) != gpu {
             return Err(Status::INVALID_ARGUMENT);
@@ -246,8 +247,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// Enters an object that RM has made. One that is above the limit by RM's own rounding is freed at once, and
-    /// memory that RM counts for nobody of the container's.
+    /// Enters an object that RM has made. One that is above the limit by RM's own rounding is freed at once,
+    /// and memory that RM counts for nobody of the container's.
     ///
     /// # Errors
     /// The status that the program gets in place of the object.
@@ -267,7 +268,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Err(status)
     }
 
-    /// Takes back an object that the program does not know of, since it ended or has no memory for the answer.
+    /// Takes back an object that the program does not know of, since it ended or has no memory for the
+    /// answer.
     pub(super) fn keep_if_received(
         &mut self,
         object: &Object,

@@ -45,7 +45,8 @@ pub struct Compute<F> {
 }
 
 impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
-    /// The same, which holds the container's compute as well: channels of its compute engines run by a schedule.
+    /// The same, which holds the container's compute as well: channels of its compute engines run by a
+    /// schedule.
     #[must_use]
     pub fn holding_compute(mut self, compute: Compute<M::File>) -> Self {
         self.compute = Some(compute);

@@ -36,8 +36,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.let_through(call, control::EXPORTS.contains(&command))
     }
 
-    /// Whether a client is the container's. The books have whatever a program has named, so RM is asked: a client
-    /// answers on the file alone on which it was made.
+    /// Whether a client is the container's. The books have whatever a program has named, so RM is asked: a
+    /// client answers on the file alone on which it was made.
     fn is_own_client(&mut self, client: u32, file: &M::File) -> bool {
         if devices(&mut self.manager, file, client).is_some() {
             return true;

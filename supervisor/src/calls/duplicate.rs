@@ -11,8 +11,8 @@ use crate::journal::Step;
 use crate::manager::{Manager, class_of};
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
-    /// RM counts a duplicate's memory once, for its owner. What it does not count lives as long as any duplicate does,
-    /// and is charged for each.
+    /// RM counts a duplicate's memory once, for its owner. What it does not count lives as long as any
+    /// duplicate does, and is charged for each.
     pub(super) fn duplicate(&mut self, call: &Call, program: &impl Program, file: &M::File) -> Answer {
         let mut structure = [0; duplicate::SIZE];
         if program.read(call.address, &mut structure).is_err() {

@@ -117,8 +117,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.keep_if_received(&object, answer, call, file)
     }
 
-    /// Functions that allocate and free nothing. Let through they could become others while they are looked at, so
-    /// they are performed. Those that carry addresses of the program's are refused: CUDA calls none of them.
+    /// Functions that allocate and free nothing. Let through they could become others while they are looked
+    /// at, so they are performed. Those that carry addresses of the program's are refused: CUDA calls none of
+    /// them.
     fn other(&mut self, call: &Call, structure: &mut [u8], program: &impl Program, file: &M::File) -> Answer {
         let function = u32_at(structure, heap::FUNCTION);
         if !heap::HARMLESS.contains(&function) {

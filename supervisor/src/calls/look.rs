@@ -13,15 +13,15 @@ pub struct Race {
     pub gpu: Gpu,
     /// How many bytes.
     pub bytes: u64,
-    /// The process that RM counts most of it for, and those that were let allocate since the last look. A client
-    /// may be another process's than the one that calls.
+    /// The process that RM counts most of it for, and those that were let allocate since the last look. A
+    /// client may be another process's than the one that calls.
     pub processes: Vec<u32>,
     /// Whether the lease is above its limit now.
     pub is_above: bool,
 }
 
-/// How many questions are asked before anything counts as gone: who does not know their order guesses it once in 2^30
-/// times.
+/// How many questions are asked before anything counts as gone: who does not know their order guesses it once
+/// in 2^30 times.
 const QUESTIONS: usize = 32;
 
 fn total(figures: &[(u32, Figure)]) -> u64 {
@@ -120,7 +120,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Some(Race { gpu, bytes: more, processes, is_above })
     }
 
-    /// Proves processes to be the container's by the files of its clients that they have. Returns whether any is.
+    /// Proves processes to be the container's by the files of its clients that they have. Returns whether any
+    /// is.
     fn prove(&mut self, processes: &[u32]) -> bool {
         for client in self.books.clients().collect::<Vec<_>>() {
             if processes.contains(&client.process)
@@ -133,9 +134,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         processes.iter().any(|pid| self.processes.is_proved(*pid))
     }
 
-    /// After the last process: sets what is charged to what RM still counts for the container's processes. `is_shared`:
-    /// other containers of the lease may hold duplicates, so that what is not proved to be gone stays charged.
-    /// Returns whether nothing is.
+    /// After the last process: sets what is charged to what RM still counts for the container's processes.
+    /// `is_shared`: other containers of the lease may hold duplicates, so that what is not proved to be gone
+    /// stays charged. Returns whether nothing is.
     pub fn end(&mut self, is_shared: bool) -> bool {
         let gpus: Vec<Gpu> = self.budget.gpus().filter(|gpu| self.budget.own(*gpu) > 0).collect();
         for gpu in gpus {
@@ -152,8 +153,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
 
     /// Before a refusal: takes off the books what is gone from the card.
     ///
-    /// What the card has in use cannot be less than what RM counts for everybody and what is orphaned. Where it is,
-    /// that much of the orphaned is gone. What RM counts for nobody only makes the use seem larger.
+    /// What the card has in use cannot be less than what RM counts for everybody and what is orphaned. Where
+    /// it is, that much of the orphaned is gone. What RM counts for nobody only makes the use seem larger.
     pub(super) fn mend(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
         let tracked = self.processes.tracked();
         let figures = self.settle(gpu, &tracked, asked);
@@ -178,9 +179,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
 
     /// How much of the orphaned bytes the card's use proves to be gone; `None` where RM does not say.
     ///
-    /// Others allocate and free meanwhile, and may do so in step with these questions: what one holds at each question
-    /// for figures and at none for the card's use would pass for something that is gone. So the order of the
-    /// questions is random, each process counts with its smallest figure, and the card with its largest use.
+    /// Others allocate and free meanwhile, and may do so in step with these questions: what one holds at each
+    /// question for figures and at none for the card's use would pass for something that is gone. So the
+    /// order of the questions is random, each process counts with its smallest figure, and the card with its
+    /// largest use.
     fn gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<u64> {
         let orphaned = self.books.sums(gpu).orphaned;
         let pids = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
@@ -210,9 +212,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         None
     }
 
-    /// Asks for the processes `tracked`. Where RM counts less than the books do, clients ended with their files: as much leaves
-    /// the books of processes that have ended, or was never an object's. Duplicates may live on, so that it counts
-    /// as orphaned.
+    /// Asks for the processes `tracked`. Where RM counts less than the books do, clients ended with their
+    /// files: as much leaves the books of processes that have ended, or was never an object's. Duplicates may
+    /// live on, so that it counts as orphaned.
     fn settle(
         &mut self,
         gpu: Gpu,
@@ -242,8 +244,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Some(figures)
     }
 
-    /// Takes the clients of a process that has ended out of the books on a GPU. Of their bytes at most `missing` are
-    /// orphaned; RM counts the rest on, for the process that made the client. Returns what was orphaned.
+    /// Takes the clients of a process that has ended out of the books on a GPU. Of their bytes at most
+    /// `missing` are orphaned; RM counts the rest on, for the process that made the client. Returns what was
+    /// orphaned.
     fn settle_process(&mut self, gpu: Gpu, process: u32, missing: u64) -> u64 {
         let mut orphaned = 0u64;
         for client in self.books.clients_of(process) {
@@ -252,7 +255,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let bytes = on_gpu().map(|object| object.bytes).fold(0, u64::saturating_add);
             let cost = on_gpu().map(|object| object.cost).fold(0, u64::saturating_add);
             let gone = bytes.min(missing - orphaned);
-            // First what stays charged, so that a worker that is killed here leaves too much and not too little.
+            // First what stays charged, so that a worker that is killed here leaves too much and not too
+            // little.
             let _ = self.books.orphan(gpu, gone.saturating_add(cost));
             let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(bytes - gone));
             orphaned += gone;
@@ -314,8 +318,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         is_unused(&mut self.manager, self.era, |uuid| budget.gpu(uuid) == Some(gpu))
     }
 
-    /// Asks through any subdevice on the GPU whose client can be reached, or through one of our own. `asked` is a
-    /// client whose file is at hand.
+    /// Asks through any subdevice on the GPU whose client can be reached, or through one of our own. `asked`
+    /// is a client whose file is at hand.
     pub(super) fn through<T>(
         &mut self,
         gpu: Gpu,

@@ -1,9 +1,10 @@
 //! Whose a client's memory is: RM counts it for the process that made the client, whoever allocates.
 //!
-//! A client can come from a process whose figures nobody asks for, as that of another container. Its memory would
-//! seem to be gone from the card at once. So the first memory of each client has to be seen in the figures of a process
-//! of the container's. Another thread could make such a figure rise at the right moment by memory of its own. So a
-//! duplicate of the memory comes and goes in an order that nobody knows, by which the memory is shared or private.
+//! A client can come from a process whose figures nobody asks for, as that of another container. Its memory
+//! would seem to be gone from the card at once. So the first memory of each client has to be seen in the
+//! figures of a process of the container's. Another thread could make such a figure rise at the right moment
+//! by memory of its own. So a duplicate of the memory comes and goes in an order that nobody knows, by which
+//! the memory is shared or private.
 
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Status, duplicate, number, put, u32_at};
@@ -29,8 +30,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         let Some(gpu) = object.gpu else { return false };
         let asked = Some((object.client, call, file));
-        // RM takes a lock of all GPUs for each question, and the longer the more processes are asked for. It is mostly who
-        // calls. One that was forgotten can have left its client to others.
+        // RM takes a lock of all GPUs for each question, and the longer the more processes are asked for. It
+        // is mostly who calls. One that was forgotten can have left its client to others.
         let mut all = self.pids();
         let listed = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
         all.extend(listed.into_iter().flatten().filter(|pid| self.processes.was_forgotten(*pid)));
@@ -108,8 +109,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     }
 }
 
-/// The handle of a memory's duplicate. The worker that goes on after this one knows it, and undoes both. A program that has
-/// an object of this handle gets no memory.
+/// The handle of a memory's duplicate. The worker that goes on after this one knows it, and undoes both. A
+/// program that has an object of this handle gets no memory.
 pub fn twin_of(handle: u32) -> u32 {
     TWINS | handle & 0x00ff_ffff
 }

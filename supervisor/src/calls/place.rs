@@ -1,20 +1,46 @@
 //! Where an object lies: below which device, and so on which GPU.
 //!
-//! RM is asked each time. A client whose file was closed may have come back with the same handle, and a program gives its
-//! objects handles as it likes. So what the books say of an object's parents counts while RM says the same, and a living
-//! object's parents in the books are RM's.
+//! RM is asked, and not the books alone. A client whose file was closed may have come back with the same
+//! handle, and a program gives its objects handles as it likes. So what the books say of an object's parents
+//! counts while RM says the same, and a living object's parents in the books are RM's.
 
-use super::{Processes, Supervisor};
+use super::{Call, MOST_PASSING, Processes, Supervisor};
 use crate::abi::{Class, Kind, Status};
 use crate::books::{Gpu, Object};
 use crate::manager::{Manager, Subdevice, class_of, parent_of, subdevice_of};
 
+/// Most parents that are kept as confirmed.
+const MOST_CONFIRMED: usize = 4096;
+
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
+    /// The GPU that an object is to lie on. RM is asked once for each parent until the next allocation is let
+    /// through, which could make a client of the same handle.
+    ///
+    /// # Errors
+    /// As [`Self::gpu_of`].
+    pub(super) fn place_of(&mut self, object: &Object, call: &Call, file: &M::File) -> Result<Gpu, Status> {
+        let parent = (object.client, object.parent);
+        let confirmed = self.confirmed.get(&parent).copied();
+        let known = self.books.get(object.client, object.parent).and_then(|parent| parent.gpu);
+        if let Some(gpu) = confirmed.filter(|gpu| known == Some(*gpu)) {
+            return Ok(gpu);
+        }
+        let gpu = self.gpu_of(object.client, object.parent, file)?;
+        // One that still runs would be late.
+        if self.let_allocate_at.is_none_or(|last| call.at.saturating_sub(last) > MOST_PASSING) {
+            if self.confirmed.len() >= MOST_CONFIRMED {
+                self.confirmed.clear();
+            }
+            self.confirmed.insert(parent, gpu);
+        }
+        Ok(gpu)
+    }
+
     /// The GPU that objects under `parent` lie on.
     ///
     /// # Errors
-    /// INVALID_PARENT where RM knows no such object or tells no GPU of it, NO_MEMORY for a GPU that the lease does
-    /// not have, and RM's own status for a subdevice that it does not make.
+    /// INVALID_PARENT where RM knows no such object or tells no GPU of it, NO_MEMORY for a GPU that the lease
+    /// does not have, and RM's own status for a subdevice that it does not make.
     pub(super) fn gpu_of(&mut self, client: u32, parent: u32, file: &M::File) -> Result<Gpu, Status> {
         // Channels are noted that RM need not have made.
         let known = self.books.get(client, parent).filter(|known| known.class.kind() != Kind::Channel);
@@ -100,7 +126,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     fn give_up(&mut self, client: u32) {
         for object in self.books.tree(client, client) {
             if let Some(gpu) = object.gpu {
-                // First what stays charged, so that a worker that is killed here leaves too much and not too little.
+                // First what stays charged, so that a worker that is killed here leaves too much and not too
+                // little.
                 let _ = self.books.orphan(gpu, object.cost);
                 let passed = self.books.sums(gpu).passed;
                 let _ = self.books.set_passed(gpu, passed.saturating_add(object.bytes));

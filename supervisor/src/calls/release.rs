@@ -1,9 +1,9 @@
 //! FREE: what leaves the books, and what of it stays on the card because a duplicate holds it.
 //!
-//! RM counts the handles of each memory itself, and reports memory with one handle as private. So what leaves the
-//! private part of a process's figure at a FREE is gone, and what leaves the shared part is still on the card. A
-//! duplicate that another thread makes between the two figures would move bytes from one part to the other, so
-//! nothing is credited while such a call may be running.
+//! RM counts the handles of each memory itself, and reports memory with one handle as private. So what leaves
+//! the private part of a process's figure at a FREE is gone, and what leaves the shared part is still on the
+//! card. A duplicate that another thread makes between the two figures would move bytes from one part to the
+//! other, so nothing is credited while such a call may be running.
 
 use nix::errno::Errno;
 
@@ -26,8 +26,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.release(call, object, (number::FREE, &mut structure, free::STATUS), program, file)
     }
 
-    /// Performs a call that frees `object`, a client and a handle. The call is its number, its structure and where
-    /// its status stands.
+    /// Performs a call that frees `object`, a client and a handle. The call is its number, its structure and
+    /// where its status stands.
     pub(super) fn release(
         &mut self,
         call: &Call,
@@ -64,8 +64,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         });
     }
 
-    /// Lets `perform` free an object, and judges by RM's figures what left the card. Without `can_tell` all of it
-    /// counts as orphaned.
+    /// Lets `perform` free an object, and judges by RM's figures what left the card. Without `can_tell` all
+    /// of it counts as orphaned.
     fn judged(
         &mut self,
         call: &Call,
@@ -83,8 +83,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return Ok(status);
         }
         for (gpu, before) in gpus.iter().zip(before) {
-            // The objects stand in the books until their bytes are judged, so that a worker that is killed here
-            // leaves too much in them and not too little.
+            // The objects stand in the books until their bytes are judged, so that a worker that is killed
+            // here leaves too much in them and not too little.
             let after = before.is_some().then(|| self.ask_all_but(*gpu, &tree, asked)).flatten();
             self.credit(*gpu, &tree, before.zip(after), call);
         }

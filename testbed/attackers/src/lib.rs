@@ -1,5 +1,5 @@
-//! A place for programs that call a resource manager: a simulated one, which the kernel reaches as it reaches a driver,
-//! and supervisors that hold who uses it.
+//! A place for programs that call a resource manager: a simulated one, which the kernel reaches as it reaches
+//! a driver, and supervisors that hold who uses it.
 
 pub mod world;
 
@@ -78,8 +78,8 @@ impl Place {
         Ok(fs::read_to_string(self.dev().join("figures"))?)
     }
 
-    /// Starts a supervisor, `program`, for a container that may hold so many bytes of the GPU. Returns the socket at
-    /// which it takes listeners. A place has one at a time.
+    /// Starts a supervisor, `program`, for a container that may hold so many bytes of the GPU. Returns the
+    /// socket at which it takes listeners. A place has one at a time.
     ///
     /// # Errors
     /// When it does not start.
@@ -87,8 +87,8 @@ impl Place {
         self.supervise(program, "", 1, limit, None)
     }
 
-    /// Starts the supervisor of a lease that may hold so many bytes of the GPU, and shares its time by this plan.
-    /// `name` begins the names of its files.
+    /// Starts the supervisor of a lease that may hold so many bytes of the GPU, and shares its time by this
+    /// plan. `name` begins the names of its files.
     ///
     /// # Errors
     /// When it does not start.

@@ -1,4 +1,5 @@
-//! Processes, their supervisor and RM in one program's memory, without a kernel between them: for very many calls.
+//! Processes, their supervisor and RM in one program's memory, without a kernel between them: for very many
+//! calls.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -362,8 +363,8 @@ impl<'g> World<'g> {
         made(&structure)
     }
 
-    /// The same without a supervisor, as a call does that was changed after it was let through. `file` is the process
-    /// whose file it is made on.
+    /// The same without a supervisor, as a call does that was changed after it was let through. `file` is the
+    /// process whose file it is made on.
     ///
     /// # Errors
     /// As [`World::allocate`].

@@ -11,7 +11,8 @@ const SUBDEVICE: u32 = Class::SUBDEVICE.0;
 const RANGE: u32 = Class::VIRTUAL_RANGE.0;
 const ADDRESS_SPACE: u32 = 0x90f1;
 
-/// RM frees all below a device, and the handles may come back as others: what is below them then is not what was.
+/// RM frees all below a device, and the handles may come back as others: what is below them then is not what
+/// was.
 #[test]
 fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -33,8 +34,8 @@ fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
     assert!(world.supervisor.books.sums(0).charged() > 256 * MIB);
 }
 
-/// RM gives a client's handle to another one after some hundred thousand, and a client's file can be closed without a
-/// word to the supervisor.
+/// RM gives a client's handle to another one after some hundred thousand, and a client's file can be closed
+/// without a word to the supervisor.
 #[test]
 fn memory_counts_on_the_gpu_where_it_is_and_not_where_a_former_client_had_it() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -54,7 +55,8 @@ fn memory_counts_on_the_gpu_where_it_is_and_not_where_a_former_client_had_it() {
     world.check("and no more");
 }
 
-/// RM counts memory for the process that made the client. Nobody asks for it where that is another container's.
+/// RM counts memory for the process that made the client. Nobody asks for it where that is another
+/// container's.
 #[test]
 fn a_client_that_somebody_else_made_gets_no_memory() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -89,8 +91,8 @@ fn a_client_that_outlives_its_maker_gets_memory() {
     assert_eq!(world.memory(102, client, 0, 8 * MIB), Err(Status::NO_MEMORY.0));
 }
 
-/// RM counts nothing of a channel group or of page tables, so whoever duplicates another container's has them for
-/// nothing.
+/// RM counts nothing of a channel group or of page tables, so whoever duplicates another container's has them
+/// for nothing.
 #[test]
 fn what_rm_does_not_count_is_not_duplicated_from_others() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -200,7 +202,8 @@ fn small_memory_of_a_race_counts_as_the_pieces_that_it_may_be() {
     world.check("each page takes a piece");
 }
 
-/// A call that is let through can become any other of the same number. So none is that could free or allocate.
+/// A call that is let through can become any other of the same number. So none is that could free or
+/// allocate.
 #[test]
 fn no_call_is_let_through_that_could_become_a_free() {
     let mut ground = Ground::new(MOST_OBJECTS);

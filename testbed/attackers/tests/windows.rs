@@ -89,8 +89,8 @@ impl Node {
         std::array::from_fn(|at| (after[at][0] - before[at][0]) * 100 / (after[at][1] - before[at][1]))
     }
 
-    /// Waits for a second in which each ran within 4 per cent of what it should: other tests may keep the machine from
-    /// waking anybody in time.
+    /// Waits for a second in which each ran within 4 per cent of what it should: other tests may keep the
+    /// machine from waking anybody in time.
     fn expect<const N: usize>(&self, what: &str, programs: [&Program; N], want: [u64; N]) {
         let mut seen = Vec::new();
         let began = Instant::now();

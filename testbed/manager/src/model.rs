@@ -59,8 +59,8 @@ const NOT_FOUND: Status = Status(0x57);
 
 /// NV_ESC_RM_ALLOC_MEMORY, which makes a view of all memory for administrators.
 const ALLOC_MEMORY: u8 = 0x27;
-/// What RM takes for objects and does not count, in bytes, on an H200 with driver 580. A channel group on a copy engine
-/// takes nothing by itself.
+/// What RM takes for objects and does not count, in bytes, on an H200 with driver 580. A channel group on a
+/// copy engine takes nothing by itself.
 const COMPUTE_GROUP_COST: u64 = 4416 << 10;
 const CHANNEL_COST: u64 = 64 << 10;
 const ADDRESS_SPACE_COST: u64 = 64 << 10;
@@ -103,8 +103,8 @@ struct Object {
     piece: Option<u64>,
 }
 
-/// Whoever does a GPU's work: it gets the GPU's number, a process, whether that runs, and its slice in microseconds, 0
-/// for none of its own.
+/// Whoever does a GPU's work: it gets the GPU's number, a process, whether that runs, and its slice in
+/// microseconds, 0 for none of its own.
 pub type Steer = Box<dyn FnMut(usize, u32, bool, u64) + Send>;
 
 struct Steered(Steer);
@@ -188,8 +188,8 @@ impl Manager {
         Self { steered: Some(Steered(steer)), ..self }
     }
 
-    /// Says whether the process of a client runs, and its slice: while any of its channels does, and that of its first
-    /// group.
+    /// Says whether the process of a client runs, and its slice: while any of its channels does, and that of
+    /// its first group.
     fn steer(&mut self, client: u32) {
         let Some(pid) = self.clients.get(&client).map(|client| client.pid) else { return };
         let Some(steered) = &mut self.steered else { return };

@@ -235,8 +235,8 @@ impl Session {
         })
     }
 
-    /// Steers the process that has this pid in the node's own pid namespace, which must be this one's too, on the GPU of
-    /// this index; nothing happens if it has no slot. `slice` as in [`timeline::steer`].
+    /// Steers the process that has this pid in the node's own pid namespace, which must be this one's too, on
+    /// the GPU of this index; nothing happens if it has no slot. `slice` as in [`timeline::steer`].
     pub fn steer(&self, gpu: usize, pid: u32, runs: bool, slice: u64) {
         let state = self.state();
         let Some(gpu) = state.gpus().get(gpu) else { return };

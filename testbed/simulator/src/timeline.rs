@@ -72,8 +72,8 @@ pub fn stamp(gpu: &Gpu, session: &Session, asked: &Asked, after: u64) -> Stamp {
     Stamp { mark: submit(gpu, session, 0, after), moment: None }
 }
 
-/// Lets a process run on a GPU that slices, or stops it, and sets the length of its turns in nanoseconds; 0: as the GPU
-/// has them.
+/// Lets a process run on a GPU that slices, or stops it, and sets the length of its turns in nanoseconds; 0:
+/// as the GPU has them.
 pub fn steer(gpu: &Gpu, session: &Session, owner: Owner, runs: bool, slice: u64) {
     if in_turns(gpu) {
         slices::steer(gpu, session, owner, runs, slice);

@@ -68,7 +68,8 @@ enum Mode {
     Flip,
     /// Address ranges, whose page tables are device memory.
     Ranges,
-    /// Address ranges below a device that RM numbered, under which a channel's name was planted that leads elsewhere.
+    /// Address ranges below a device that RM numbered, under which a channel's name was planted that leads
+    /// elsewhere.
     Planted,
     /// Changes the class while the call is looked at.
     Race,
@@ -316,8 +317,8 @@ fn race(client: &Client, piece: u64, pieces: u32) -> u64 {
             let class = std::ptr::with_exposed_provenance_mut::<u32>(address + alloc::CLASS);
             while !stop.load(Ordering::Relaxed) {
                 for value in [0x40, 0x3e] {
-                    // SAFETY: the word is in a buffer that outlives this thread. The race on it is the point, and
-                    // the only other reader is the kernel.
+                    // SAFETY: the word is in a buffer that outlives this thread. The race on it is the point,
+                    // and the only other reader is the kernel.
                     unsafe { class.write_volatile(value) };
                     for _ in 0..30 {
                         std::hint::spin_loop();

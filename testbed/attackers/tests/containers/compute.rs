@@ -1,4 +1,5 @@
-//! Containers whose compute a supervisor holds, through the shipped wrapper, on a simulated card that obeys RM.
+//! Containers whose compute a supervisor holds, through the shipped wrapper, on a simulated card that obeys
+//! RM.
 
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::shares;
@@ -28,8 +29,8 @@ fn done(node: &Node, container: &Container) -> f64 {
     rate().unwrap_or(0.0) * 100.0 / ALONE
 }
 
-/// Runs these at the same time until each has what it should, within so many points: other tests may keep the machine
-/// from waking anybody in time.
+/// Runs these at the same time until each has what it should, within so many points: other tests may keep the
+/// machine from waking anybody in time.
 fn expect(node: &Node, runtime: &Runtime, wanted: &[(&str, &str, f64)], within: f64) {
     let mut seen = Vec::new();
     for _ in 0..4 {

@@ -1,4 +1,5 @@
-//! Engines of their own files, each with gpushare's wrapper: what an attacker gets in a container that one of them made.
+//! Engines of their own files, each with gpushare's wrapper: what an attacker gets in a container that one of
+//! them made.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,7 +21,8 @@ use crate::{ATTACKER, MIB, has_files};
 
 const INSIDE: &str = "/attacker";
 const NAME: &str = "attacked";
-/// Of the ways to ask for memory those that differ most: plain, within another call, freed but kept by a file.
+/// Of the ways to ask for memory those that differ most: plain, within another call, freed but kept by a
+/// file.
 const MODES: [&str; 3] = ["long", "wrapped", "export"];
 
 /// The words of a container's program.

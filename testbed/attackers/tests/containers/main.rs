@@ -234,7 +234,8 @@ fn what_no_supervisor_can_hold_is_refused_or_left_to_the_libraries() {
     }
 }
 
-/// Who kills both processes of a supervisor takes the GPU's memory from its container, and everybody can see it.
+/// Who kills both processes of a supervisor takes the GPU's memory from its container, and everybody can see
+/// it.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_supervisor_that_has_ended_is_told() {
@@ -261,8 +262,8 @@ fn a_supervisor_that_has_ended_is_told() {
     drop(container);
 }
 
-/// A container without a share calls the driver by a file that it was handed. Where bystanders are denied its calls
-/// fail, and a container that may open GPUs goes on as before.
+/// A container without a share calls the driver by a file that it was handed. Where bystanders are denied its
+/// calls fail, and a container that may open GPUs goes on as before.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_bystander_calls_no_driver_where_bystanders_are_denied() {

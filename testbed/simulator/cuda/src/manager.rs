@@ -156,7 +156,8 @@ impl OnGpu {
         taken
     }
 
-    /// Makes the channel of a group and lets it run, in turns of the length that the driver's library asks for.
+    /// Makes the channel of a group and lets it run, in turns of the length that the driver's library asks
+    /// for.
     fn begin(&self, group: u32, era: &Era) -> Option<()> {
         const CHANNEL: Class = Class(0xc86f);
         const MICROSECONDS: u64 = 2_048;

@@ -144,8 +144,8 @@ fn slice(gpu: &Gpu, slot: u32) -> u64 {
     }
 }
 
-/// Lets a process run, or stops it, and sets the length of its turns in nanoseconds; 0: as the GPU has them. A kernel
-/// that runs is cut at once.
+/// Lets a process run, or stops it, and sets the length of its turns in nanoseconds; 0: as the GPU has them.
+/// A kernel that runs is cut at once.
 pub fn steer(gpu: &Gpu, session: &Session, owner: Owner, runs: bool, slice: u64) {
     let _guard = session.lock(&gpu.time_lock);
     advance(gpu, session);
@@ -168,8 +168,8 @@ fn after(holder: u32, used: usize) -> impl Iterator<Item = u32> {
     (holder.saturating_add(1)..used).chain(0..holder.saturating_add(1).min(used))
 }
 
-/// Writes down the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`. A step
-/// of no length notes whose turn has begun while the GPU still switches to it.
+/// Writes down the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`. A
+/// step of no length notes whose turn has begun while the GPU still switches to it.
 fn write_down(gpu: &Gpu, slot: u32, length: u64, time: u64, turn: u64) {
     let line = line(gpu, slot);
     let owner = Owner { slot, generation: line.generation.load(Ordering::Relaxed) };
