@@ -34,7 +34,18 @@ pub type Shared = Rc<RefCell<Manager>>;
 
 /// RM, as the supervisor calls it.
 #[derive(Clone)]
-pub struct Performed(pub Shared);
+pub struct Performed {
+    manager: Shared,
+    /// GPUs whose own files were opened.
+    opened: Rc<RefCell<Vec<Gpu>>>,
+}
+
+impl Performed {
+    /// RM as these programs have it.
+    pub fn new(manager: &Shared) -> Self {
+        Self { manager: Rc::clone(manager), opened: Rc::default() }
+    }
+}
 
 /// A few buffers at addresses of their own.
 struct Buffers(RefCell<Vec<(u64, Vec<u8>)>>);
@@ -78,7 +89,7 @@ impl manager::Manager for Performed {
             put(structure, one.offset, &address(index).to_ne_bytes());
         }
         let caller = Caller { pid: OURS, is_admin: false, file: *file, gpus: u32::MAX };
-        let done = self.0.borrow_mut().call(caller, number, structure, &buffers);
+        let done = self.manager.borrow_mut().call(caller, number, structure, &buffers);
         for (one, (_, bytes)) in pointed.iter_mut().zip(buffers.0.borrow().iter()) {
             one.bytes.copy_from_slice(bytes);
             put(structure, one.offset, &[0; 8]);
@@ -94,7 +105,8 @@ impl manager::Manager for Performed {
         Some(*file)
     }
 
-    fn open_gpu(&mut self, _gpu: Gpu) -> Option<u64> {
+    fn open_gpu(&mut self, gpu: Gpu) -> Option<u64> {
+        self.opened.borrow_mut().push(gpu);
         Some(u64::from(OURS))
     }
 
@@ -263,7 +275,7 @@ impl<'g> World<'g> {
             Journal::open(&mut ground.entry),
         );
         let supervisor =
-            Supervisor::new(era(), parts, Performed(Rc::clone(&manager)), Living(Rc::clone(&living)), 42);
+            Supervisor::new(era(), parts, Performed::new(&manager), Living(Rc::clone(&living)), 42);
         Self { manager, living, supervisor, files: BTreeMap::new(), passed: 0, now: 0 }
     }
 
@@ -436,6 +448,11 @@ impl<'g> World<'g> {
         put(&mut structure, free::CLIENT, &client.to_ne_bytes());
         put(&mut structure, free::HANDLE, &handle.to_ne_bytes());
         self.call(pid, number::FREE, &structure, &[]).map(|(structure, _)| u32_at(&structure, free::STATUS))
+    }
+
+    /// GPUs whose own files the supervisor opened.
+    pub fn opened(&self) -> Vec<Gpu> {
+        self.supervisor.manager.opened.borrow().clone()
     }
 
     /// Bytes in use on both GPUs.

@@ -41,7 +41,7 @@ impl<'g> Tested<'g> {
 
     /// As a timekeeper does it. Returns whether RM did all of it.
     fn set(&mut self, runs: bool) -> bool {
-        let mut manager = Performed(self.world.manager.clone());
+        let mut manager = Performed::new(&self.world.manager);
         let mut engine = self.engines.on(0);
         let _ = engine.set(&mut manager, era(), &mut self.handles, runs);
         engine.is_settled()
@@ -119,7 +119,7 @@ fn slices_are_given_by_the_schedule_alone() {
     assert_eq!(tested.world.control(pid, [client, group], interleave::COMMAND, &[2, 0, 0, 0]), Some(0));
     let given = |tested: &Tested| tested.world.manager.borrow().slice(client, group);
     assert_eq!(given(&tested), None);
-    let mut manager = Performed(tested.world.manager.clone());
+    let mut manager = Performed::new(&tested.world.manager);
     tested.engines.on(0).set_slices(&mut manager, 3_000);
     assert_eq!(given(&tested), Some(3_000));
 }
@@ -145,7 +145,7 @@ fn who_has_the_file_of_a_process_that_ended_has_channels_that_run_no_more() {
     let mut tested = Tested::on(&mut ground);
     let [client, _, channel] = tested.program(PROGRAMS[0], 1);
     tested.world.leave(PROGRAMS[0]);
-    let mut manager = Performed(tested.world.manager.clone());
+    let mut manager = Performed::new(&tested.world.manager);
     let mut handles = tested.handles.clone();
     tested
         .engines

@@ -174,6 +174,26 @@ fn what_a_race_takes_for_a_process_that_ended_is_found() {
     assert_eq!(races[0].processes, [102], "who lives answers for it");
 }
 
+/// To open a GPU's file initialises the GPU, which takes seconds.
+#[test]
+fn a_gpu_that_nobody_uses_is_left_alone() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let client = world.allocate(101, 0x41, [0; 3], &[]).expect("a root client");
+    world.allocate(101, DEVICE, [client, client, 0x80], &of_device(0)).expect("a device");
+    let _ = world.memory(101, client, 0, MIB).expect("memory");
+    world.end(101);
+    let _ = world.supervisor.look();
+    assert!(world.opened().is_empty(), "nobody uses any: {:?}", world.opened());
+    let client = world.client(103);
+    let _ = world.memory(103, client, 1, MIB).expect("memory");
+    world.files.insert(104, 103);
+    world.leave(103);
+    let _ = world.supervisor.look();
+    assert!(!world.opened().is_empty(), "one is used, and can be asked through no file of a program's");
+    assert!(world.supervisor.has_clients());
+}
+
 #[test]
 fn a_race_counts_where_the_lease_is_above_its_limit_already() {
     let mut ground = Ground::new(MOST_OBJECTS);
