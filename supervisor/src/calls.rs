@@ -156,6 +156,8 @@ pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     /// Parents, by client and handle, of which RM has said where they are since anybody may have made a
     /// client.
     confirmed: HashMap<(u32, u32), Gpu>,
+    /// GPUs of which a race took more than the lease may hold, and still does.
+    raced: [bool; MOST_GPUS],
     /// When an allocation was let through last.
     let_allocate_at: Option<u64>,
     passing: Vec<Passing>,
@@ -189,6 +191,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             processes,
             compute: None,
             confirmed: HashMap::new(),
+            raced: [false; MOST_GPUS],
             let_allocate_at: None,
             passing: Vec::new(),
             look_at: None,

@@ -1,6 +1,7 @@
 //! The container's processes and threads, as far as they made calls.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::calls::{self, Processes};
 use crate::devices::{Devices, FileKind};
 use crate::sys;
 
-/// How long a program's memory may hold up the worker, in microseconds. A page under userfaultfd, or of a
-/// FUSE file, comes when the program likes.
+/// How long a program's memory may hold up the worker in all of a call, in microseconds. A page under userfaultfd,
+/// or of a FUSE file, comes when the program likes.
 const LONGEST: u32 = 1_000_000;
 
 /// Bytes of the stack of a thread that closes a file.
@@ -36,6 +37,8 @@ struct Process {
     /// Whether it made a call to this worker, or has a file of a client of the container's. One that is known
     /// from the books alone may be another process of the same pid.
     is_proved: bool,
+    /// When it began, in ticks since the machine did: its number may be another's later.
+    born: Option<u64>,
 }
 
 struct Thread {
@@ -50,7 +53,7 @@ pub struct Tasks {
     threads: HashMap<u32, Thread>,
     /// Numbers of those that were forgotten and had made clients. There are no more than the kernel has
     /// numbers.
-    forgotten: BTreeSet<u32>,
+    forgotten: BTreeMap<u32, Option<u64>>,
     /// The last of them that was asked for.
     asked_for: u32,
     /// Held by each thread that closes a file.
@@ -65,12 +68,13 @@ impl Tasks {
         pids: impl IntoIterator<Item = u32>,
         forgotten: impl IntoIterator<Item = u32>,
     ) -> Self {
-        let known = |pid| (pid, Process { descriptor: sys::pidfd_open(pid).ok(), is_proved: false });
+        let known =
+            |pid| (pid, Process { descriptor: sys::pidfd_open(pid).ok(), is_proved: false, born: None });
         Self {
             devices,
             processes: pids.into_iter().map(known).collect(),
             threads: HashMap::new(),
-            forgotten: forgotten.into_iter().collect(),
+            forgotten: forgotten.into_iter().map(|pid| (pid, None)).collect(),
             asked_for: 0,
             closing: Arc::new(()),
         }
@@ -151,7 +155,7 @@ impl Tasks {
             return Err(Errno::ENOMEM);
         }
         let descriptor = Some(sys::pidfd_open(pid)?);
-        self.processes.insert(pid, Process { descriptor, is_proved: true });
+        self.processes.insert(pid, Process { descriptor, is_proved: true, born: born(pid) });
         self.forgotten.remove(&pid); // asked for twice, it would count twice
         Ok(())
     }
@@ -178,7 +182,8 @@ impl Processes for Tasks {
         // The number of one that has ended may be another's by now; it is not while nobody has taken note of
         // the end.
         let has_its_number = |pid: u32, one: Option<&OwnedFd>| {
-            !exists(pid) || one.is_some_and(|one| sys::has_number(one.as_fd()))
+            let born = || self.processes.get(&pid).and_then(|process| process.born);
+            one.is_some_and(|one| sys::has_number(one.as_fd())) || has_number(pid, born())
         };
         let all = pids.into_iter().zip(descriptors).zip(lives);
         all.filter(|((pid, one), lives)| *lives || has_its_number(*pid, *one))
@@ -217,29 +222,25 @@ impl Processes for Tasks {
     fn forgotten(&mut self, most: usize) -> Vec<u32> {
         let after = self.asked_for + 1;
         let in_turn = self.forgotten.range(after..).chain(self.forgotten.range(..after));
-        let pids: Vec<u32> = in_turn.take(most).copied().collect();
-        self.asked_for = pids.last().copied().unwrap_or(0);
-        pids.into_iter().filter(|pid| !exists(*pid)).collect()
+        let some: Vec<(u32, Option<u64>)> = in_turn.take(most).map(|(pid, born)| (*pid, *born)).collect();
+        self.asked_for = some.last().map_or(0, |(pid, _)| *pid);
+        some.into_iter().filter(|(pid, born)| has_number(*pid, *born)).map(|(pid, _)| pid).collect()
     }
 
     fn remember(&mut self, pid: u32) {
-        if self.forgotten.remove(&pid) {
-            self.processes.insert(pid, Process { descriptor: None, is_proved: false });
+        if let Some(born) = self.forgotten.remove(&pid) {
+            self.processes.insert(pid, Process { descriptor: None, is_proved: false, born });
         }
     }
 
     fn was_forgotten(&self, pid: u32) -> bool {
-        self.forgotten.contains(&pid) && !exists(pid)
+        self.forgotten.get(&pid).is_some_and(|born| has_number(pid, *born))
     }
 
     fn forget(&mut self, pid: u32, made_clients: bool) {
-        // One that nobody has waited for goes on to be asked for by its descriptor.
-        if exists(pid) {
-            return;
-        }
-        self.processes.remove(&pid);
+        let Some(process) = self.processes.remove(&pid) else { return };
         if made_clients {
-            self.forgotten.insert(pid);
+            self.forgotten.insert(pid, process.born);
         }
         self.threads.retain(|_, thread| thread.process != pid);
     }
@@ -259,6 +260,18 @@ fn living(descriptors: &[Option<&OwnedFd>]) -> Vec<bool> {
     descriptors.iter().map(|one| one.is_some() && !ended.next().unwrap_or(false)).collect()
 }
 
+/// Whether a process that has ended has its number still, waited for or not, and no other has.
+fn has_number(pid: u32, began: Option<u64>) -> bool {
+    !exists(pid) || (began.is_some() && born(pid) == began)
+}
+
+/// When a process began, in ticks since the machine did.
+fn born(pid: u32) -> Option<u64> {
+    const START_TIME: usize = 22 - 3; // as proc_pid_stat(5) counts, from the field behind the name on
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.split_whitespace().nth(START_TIME)?.parse().ok()
+}
+
 fn exists(pid: u32) -> bool {
     fs::exists(format!("/proc/{pid}")).unwrap_or(true)
 }
@@ -268,23 +281,26 @@ fn process_of(tid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// When the worker began to touch a program's memory, in microseconds of the monotonic clock, in memory that
+/// Until when the worker may touch a program's memory, in microseconds of the monotonic clock, in memory that
 /// outlives it; 0: it does not.
 #[derive(Clone, Copy)]
 pub struct Touch(pub &'static AtomicU64);
 
 impl Touch {
-    fn time<T>(self, what: impl FnOnce() -> T) -> T {
-        self.0.store(now(), Ordering::Relaxed);
-        let done = sys::within(LONGEST, what);
+    /// Does something within `left` microseconds, which it shortens by what that takes.
+    fn time<T>(self, left: &Cell<u32>, what: impl FnOnce() -> T) -> T {
+        let until = now() + u64::from(left.get());
+        self.0.store(until, Ordering::Relaxed);
+        let done = sys::within(left.get(), what);
         self.0.store(0, Ordering::Relaxed);
+        left.set(u32::try_from(until.saturating_sub(now())).unwrap_or(LONGEST).max(1));
         done
     }
 
     /// Whether the last worker was held up for as long as it may be.
     pub fn has_delayed(self) -> bool {
-        let began = self.0.swap(0, Ordering::Relaxed);
-        began != 0 && now().saturating_sub(began) >= LONGEST.into()
+        let until = self.0.swap(0, Ordering::Relaxed);
+        until != 0 && now() >= until
     }
 }
 
@@ -304,15 +320,23 @@ pub struct Stopped<'l> {
     pub tid: u32,
     /// Where it is noted that its memory is touched.
     pub touch: Touch,
+    left: Cell<u32>,
+}
+
+impl<'l> Stopped<'l> {
+    /// The thread of a notification.
+    pub fn new(listener: &'l OwnedFd, id: u64, tid: u32, touch: Touch) -> Self {
+        Self { listener, id, tid, touch, left: Cell::new(LONGEST) }
+    }
 }
 
 impl calls::Program for Stopped<'_> {
     fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno> {
-        self.touch.time(|| sys::read_memory(self.tid, address, to))
+        self.touch.time(&self.left, || sys::read_memory(self.tid, address, to))
     }
 
     fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), Errno> {
-        self.touch.time(|| sys::write_memory(self.tid, parts))
+        self.touch.time(&self.left, || sys::write_memory(self.tid, parts))
     }
 
     fn waits(&self) -> bool {
@@ -340,6 +364,30 @@ mod tests {
         socket.set_nonblocking(true).unwrap();
         while socket.write(&[0; 1 << 16]).is_ok() {}
         (socket, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_process_that_nobody_waits_for_is_forgotten_like_any_other() {
+        let devices = Devices::find(Path::new("/dev/null"), Path::new("/nowhere"), &[]).unwrap();
+        let mut tasks = Tasks::new(devices, [], []);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        assert_eq!(tasks.add_process(pid), Ok(()));
+        assert_eq!(tasks.tracked(), [(pid, true)]);
+        child.kill().unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        while tasks.tracked() != [(pid, false)] {
+            assert!(Instant::now() < until, "it has ended");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        tasks.forget(pid, true);
+        assert_eq!(tasks.tracked(), []);
+        assert!(tasks.was_forgotten(pid), "its number is nobody else's yet");
+        assert_eq!(tasks.forgotten(10), [pid]);
+        tasks.remember(pid);
+        assert_eq!(tasks.tracked(), [(pid, false)]);
+        child.wait().unwrap();
+        assert_eq!(tasks.tracked(), [(pid, false)]);
     }
 
     #[test]

@@ -31,6 +31,9 @@ const MOST_RESTARTS: u32 = 64;
 /// Between two comparisons of RM's figures with the books, in microseconds, while there is a client.
 const LOOK_EVERY: u64 = 1_000_000;
 
+/// The same after a race by which the lease is above its limit.
+const AFTER_RACE: u64 = 100_000;
+
 /// Looks at what was let through take at most one part in so many of the time, since a container may have
 /// thousands of processes, and follow each other after at most so many microseconds.
 const LOOK_PART: u64 = 5;
@@ -211,7 +214,9 @@ impl Worker {
 
     fn look(&mut self) {
         let began = self.now();
+        let mut is_above = false;
         for race in self.supervisor.look() {
+            is_above |= race.is_above;
             let tasks = &self.supervisor.processes;
             let processes: Vec<_> = race.processes.iter().filter_map(|pid| tasks.descriptor(*pid)).collect();
             let ended = (self.on_race)(&race, &processes);
@@ -219,7 +224,7 @@ impl Worker {
         }
         let now = self.now();
         self.look_not_before = now + ((now - began) * (LOOK_PART - 1)).min(LONGEST_PAUSE);
-        self.next_look = now + LOOK_EVERY;
+        self.next_look = now + if is_above { AFTER_RACE } else { LOOK_EVERY };
     }
 
     fn receive(&mut self, listener: usize) -> Result<(), Errno> {
@@ -252,7 +257,7 @@ impl Worker {
         let Notification { id, tid, fd, command, address, .. } = *notification;
         let at = self.now();
         let touch = self.touch;
-        let program = Stopped { listener: &self.peer.holdings.listeners[listener], id, tid, touch };
+        let program = Stopped::new(&self.peer.holdings.listeners[listener], id, tid, touch);
         let (file, kind, process) = match self.supervisor.processes.take(tid, fd) {
             Ok(taken) => taken,
             Err(Errno::EBADF) => return Answer::Fail(Errno::EBADF),

@@ -62,9 +62,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return give_back(program, &[(call.address, &structure)]);
         }
         let class = match &object {
-            // The source is somebody else's: what RM does not count of it would be charged to nobody.
-            None if source.is_none() => class_of(&mut self.manager, file, client, handle),
-            _ => None,
+            // The books may have a hint alone in its place, or the source is somebody else's: what RM does not
+            // count of it would be charged to nobody.
+            None => class_of(&mut self.manager, file, client, handle),
+            Some(_) => None,
         };
         let is_uncounted = matches!(
             class.map(Class::kind),

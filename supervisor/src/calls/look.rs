@@ -94,7 +94,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let again = self.ask(gpu, &pids, &[], None)?;
             more = total(&again).saturating_sub(self.books.sums(gpu).counted());
         }
-        if more == 0 {
+        let is_above = |this: &Self| this.budget.charged(gpu) > this.budget.limit(gpu);
+        self.raced[gpu] &= self.books.sums(gpu).passed > 0 && is_above(self);
+        if more == 0 && !self.raced[gpu] {
             return None;
         }
         let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(more));
@@ -111,13 +113,15 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let mut processes: Vec<u32> = most.into_iter().chain(self.let_allocate.iter().copied()).collect();
         processes.sort_unstable();
         processes.dedup();
-        let is_above = self.budget.charged(gpu) > self.budget.limit(gpu);
-        if is_above && !self.prove(&processes) {
-            // Who made the client has ended, and who has its file now made no call to this worker.
+        let is_above = is_above(self);
+        let was_raced = std::mem::replace(&mut self.raced[gpu], is_above);
+        if is_above && (was_raced || !self.prove(&processes)) {
+            // Those have ended, or made no call to this worker: others have the file of the client, and so its
+            // memory.
             processes = self.processes.tracked().into_iter().filter(|one| one.1).map(|one| one.0).collect();
             self.prove(&processes);
         }
-        Some(Race { gpu, bytes: more, processes, is_above })
+        (more > 0 || !processes.is_empty()).then_some(Race { gpu, bytes: more, processes, is_above })
     }
 
     /// Proves processes to be the container's by the files of its clients that they have. Returns whether any

@@ -117,6 +117,15 @@ fn what_rm_does_not_count_is_not_duplicated_from_others() {
     };
     assert_eq!(duplicate(range), Status::INSUFFICIENT_PERMISSIONS.0);
     assert_eq!(duplicate(memory), 0, "RM counts memory for its owner");
+    // Nor where the books have a hint of that name.
+    let _refused = world.allocate(102, DEVICE, [theirs, theirs, range], &of_device(0));
+    let mut structure = [0; duplicate::SIZE];
+    let words = [(duplicate::CLIENT, client), (duplicate::PARENT, 0x80), (duplicate::SOURCE_CLIENT, theirs)];
+    for (at, word) in words.into_iter().chain([(duplicate::SOURCE, range)]) {
+        put(&mut structure, at, &word.to_ne_bytes());
+    }
+    let (structure, _) = world.call(102, number::DUP_OBJECT, &structure, &[]).expect("a call of RM's");
+    assert_eq!(u32_at(&structure, duplicate::STATUS), Status::INSUFFICIENT_PERMISSIONS.0);
 }
 
 #[test]
@@ -172,6 +181,28 @@ fn what_a_race_takes_for_a_process_that_ended_is_found() {
     assert_eq!(races.len(), 1, "{races:?}");
     assert!(races[0].is_above);
     assert_eq!(races[0].processes, [102], "who lives answers for it");
+}
+
+/// A client lives as long as anybody has its file, and so does its memory.
+#[test]
+fn who_keeps_what_a_race_took_is_ended_too() {
+    let mut ground = Ground::new(MOST_OBJECTS);
+    let mut world = World::on(&mut ground);
+    let parent = world.client(104);
+    let _ = world.memory(104, parent, 0, MIB).expect("the parent works, too");
+    let client = world.client(101);
+    assert!(world.supervisor.look().is_empty());
+    world.slip([101; 2], Class::MEMORY.0, [client, 0x80, 0], &of_bytes(2 * LIMITS[0])).expect("memory");
+    let races = world.supervisor.look();
+    assert_eq!(races[0].processes, [101]);
+    world.leave(101); // the parent has its file
+    let races = world.supervisor.look();
+    assert_eq!(races.len(), 1, "{races:?}");
+    assert_eq!((races[0].bytes, &races[0].processes[..]), (0, &[104][..]));
+    world.end(104);
+    assert!(world.supervisor.look().is_empty(), "nobody is left");
+    world.manager.borrow_mut().close(101);
+    assert!(world.supervisor.look().is_empty());
 }
 
 /// To open a GPU's file initialises the GPU, which takes seconds.
