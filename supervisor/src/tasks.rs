@@ -18,8 +18,8 @@ use crate::calls::{self, Processes};
 use crate::devices::{Devices, FileKind};
 use crate::sys;
 
-/// How long a program's memory may hold up the worker in all of a call, in microseconds. A page under userfaultfd,
-/// or of a FUSE file, comes when the program likes.
+/// How long a program's memory may hold up the worker in all of a call, in microseconds. A page under
+/// userfaultfd, or of a FUSE file, comes when the program likes.
 const LONGEST: u32 = 1_000_000;
 
 /// Bytes of the stack of a thread that closes a file.
