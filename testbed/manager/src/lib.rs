@@ -5,7 +5,9 @@
 //! closed, as it does for a driver. So supervisors and attackers run against it as they are.
 
 mod model;
+mod node;
 mod serve;
 
 pub use model::{Caller, Gpu, Manager, Memory, ReadError};
+pub use node::serve;
 pub use serve::{Files, mount};

@@ -5,13 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpushare_attackers::supervisors;
-use gpushare_simulated_manager::{Gpu, Manager, mount};
-use gpushare_simulator::session::Session;
-use gpushare_supervisor::abi::Era;
+use gpushare_simulated_manager::serve;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::command::eventually;
-use gpushare_tests::leases::told;
-use gpushare_tests::node::{SimulatedNode, driver_version};
+use gpushare_tests::node::SimulatedNode;
 use gpushare_tests::runtime::{LowLevel, Runtime};
 use nix::mount::{MntFlags, umount2};
 use serde_json::json;
@@ -30,16 +27,7 @@ pub struct Node {
 impl Node {
     pub fn new() -> Self {
         let node = SimulatedNode::one_gpu();
-        let uuid = told(node.config(), &["devices", "--json"])["gpus"][0]["uuid"].clone();
-        let digits: String = uuid.as_str().expect("a UUID").chars().filter(char::is_ascii_hexdigit).collect();
-        let uuid = u128::from_str_radix(&digits, 16).expect("a UUID").to_be_bytes();
-        let folder = node.shared().join("manager");
-        fs::create_dir(&folder).expect("a folder");
-        // A slice runs for 1.02 of what was asked for, as on the H200.
-        let card = Session::open(&node.shared()).expect("a simulated GPU");
-        let steer = move |gpu, pid, runs, slice: u64| card.steer(gpu, pid, runs, slice * 1_020);
-        let manager = Manager::new(era(), vec![Gpu { uuid, memory: 80 << 30 }]).steering(Box::new(steer));
-        let session = mount(manager, 1, &folder).expect("root may mount");
+        let session = serve(&node.root()).expect("root may mount");
         Self { _session: Box::new(session), node }
     }
 
@@ -113,8 +101,4 @@ impl Drop for Node {
         // What is being killed may still have a file of it.
         let _ = umount2(&self.files(), MntFlags::MNT_DETACH);
     }
-}
-
-fn era() -> &'static Era {
-    Era::for_version(driver_version().parse().expect("a version")).expect("a known driver")
 }

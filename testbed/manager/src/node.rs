@@ -1,0 +1,49 @@
+//! The resource manager of a simulated node.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, Result, bail};
+use fuser::BackgroundSession;
+use gpushare_simulator::session::Session;
+use gpushare_supervisor::abi::Era;
+
+use crate::{Gpu, Manager, mount};
+
+/// What a slice runs for, in thousandths of what was asked for, as an H200 with driver 580 has it.
+const SLICE: u64 = 1_020;
+
+/// Serves the resource manager of the node in the folder `node` until the session is dropped. Its files are in
+/// `shared/manager` there, and the node's GPUs work as it says.
+///
+/// # Errors
+/// Where there is no node, its driver is not known, it has MIG instances, or the kernel refuses the mount.
+pub fn serve(node: &Path) -> Result<BackgroundSession> {
+    let shared = node.join("shared");
+    let card = Session::open(&shared).with_context(|| format!("no simulated node in {}", node.display()))?;
+    let state = card.state();
+    if state.gpus().iter().any(|gpu| gpu.card().is_some()) {
+        bail!("{} has MIG instances, which this resource manager does not", node.display());
+    }
+    let version = state.driver.get();
+    let era = version.parse().ok().and_then(Era::for_version);
+    let era = era.with_context(|| format!("the calls of driver {version} are not known"))?;
+    let gpus: Vec<Gpu> = state
+        .gpus()
+        .iter()
+        .map(|gpu| Gpu { uuid: gpu.uuid_bytes(), memory: gpu.memory.load(Ordering::Relaxed) })
+        .collect();
+    let count = u64::try_from(gpus.len())?;
+    let steer = move |gpu, pid, runs, slice: u64| card.steer(gpu, pid, runs, slice * SLICE);
+    let folder = shared.join("manager");
+    match fs::create_dir(&folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| folder.display().to_string());
+        }
+        _ => {}
+    }
+    mount(Manager::new(era, gpus).steering(Box::new(steer)), count, &folder)
+        .with_context(|| format!("cannot mount at {}", folder.display()))
+}
