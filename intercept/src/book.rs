@@ -62,13 +62,15 @@ pub struct Book {
 pub(crate) struct Held {
     pub(crate) bytes: [u64; MAX_DEVICES],
     pub(crate) context_bytes: [u64; MAX_DEVICES],
+    pub(crate) managed_bytes: [u64; MAX_DEVICES],
 }
 
-/// Which of the two figures of [`Held`] is meant, and which of a line.
+/// Which of the figures of [`Held`] is meant, and which of a line.
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
     All,
     Contexts,
+    Managed,
 }
 
 impl Part {
@@ -76,6 +78,7 @@ impl Part {
         match self {
             Self::All => &line.bytes,
             Self::Contexts => &line.context_bytes,
+            Self::Managed => &line.managed_bytes,
         }
     }
 }
@@ -85,6 +88,7 @@ impl Held {
         match part {
             Part::All => &mut self.bytes,
             Part::Contexts => &mut self.context_bytes,
+            Part::Managed => &mut self.managed_bytes,
         }
     }
 }
@@ -260,6 +264,11 @@ impl Book {
     /// Notes that `bytes` less of this process's memory stand for contexts.
     pub fn forget_context(&self, device: usize, bytes: u64) {
         self.change(device, Part::Contexts, |held| held.saturating_sub(bytes));
+    }
+
+    /// Notes that of this process's memory `new` bytes are managed where `old` were.
+    pub fn settle_managed(&self, device: usize, old: u64, new: u64) {
+        self.change(device, Part::Managed, |held| held.saturating_sub(old).saturating_add(new));
     }
 
     /// Counts a refusal.

@@ -41,6 +41,11 @@ impl Book {
         self.charged(device).is_some()
     }
 
+    /// Bytes of managed memory that the container has on `device`.
+    pub fn managed(&self, device: usize) -> u64 {
+        self.usage.map_or(0, |usage| sum_of_part(usage, device, Part::Managed))
+    }
+
     fn cost_by_host(&self, device: usize) -> ContextCost {
         let line = self.limits.and_then(|file| file.devices.get(device));
         line.map_or(ContextCost::UNKNOWN, gpushare_region::LimitLine::context_cost)
@@ -60,8 +65,10 @@ impl Book {
     pub(crate) fn limit_by_figure(&self, usage: &UsageFile, device: usize) -> u64 {
         let Some(file) = self.limits else { return 0 };
         if let Some(charged) = file.charged(device) {
-            // What the books say is in both, so that what is left is the limit less what is charged.
-            return file.memory(device).saturating_add(self.used(device)).saturating_sub(charged);
+            // What the books say is in both, so that what is left is the limit less what is charged, and less managed
+            // memory, of which no supervisor knows.
+            let others = charged.saturating_add(self.managed(device));
+            return file.memory(device).saturating_add(self.used(device)).saturating_sub(others);
         }
         let overhead = file.devices.get(device).and_then(|line| line.overhead(sys::now));
         let Some(overhead) = overhead else { return self.limit(device) };
@@ -92,7 +99,7 @@ impl Book {
     pub fn uncharged(&self, device: usize) -> u64 {
         let (Some(file), Some(usage)) = (self.limits, self.usage) else { return 0 };
         if let Some(charged) = file.charged(device) {
-            return self.used(device).saturating_sub(charged);
+            return self.used(device).saturating_sub(self.managed(device)).saturating_sub(charged);
         }
         let overhead = file.devices.get(device).and_then(|line| line.overhead(sys::now));
         let charged = sum_of_part(usage, device, Part::Contexts);

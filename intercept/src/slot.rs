@@ -79,10 +79,12 @@ impl Book {
     /// Makes `slot` ours. The caller holds its byte lock.
     fn enter(&self, usage: &UsageFile, slot: usize, held: &Held) {
         clear(usage, slot);
-        for ((lines, bytes), context_bytes) in usage.lines.iter().zip(held.bytes).zip(held.context_bytes) {
+        let parts = held.bytes.into_iter().zip(held.context_bytes).zip(held.managed_bytes);
+        for (lines, ((bytes, context_bytes), managed_bytes)) in usage.lines.iter().zip(parts) {
             let Some(line) = lines.get(slot) else { return };
             line.bytes.store(bytes, Relaxed);
             line.context_bytes.store(context_bytes, Relaxed);
+            line.managed_bytes.store(managed_bytes, Relaxed);
         }
         let Some(owner) = usage.owners.get(slot) else { return };
         owner.pid.store(self.me.pid, Relaxed);
@@ -233,6 +235,7 @@ fn clear(usage: &UsageFile, slot: usize) {
     for line in usage.lines.iter().filter_map(|lines| lines.get(slot)) {
         line.bytes.store(0, Relaxed);
         line.context_bytes.store(0, Relaxed);
+        line.managed_bytes.store(0, Relaxed);
         line.launches.store(0, Relaxed);
         line.gpu_nanoseconds.store(0, Relaxed);
     }

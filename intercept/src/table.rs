@@ -14,7 +14,7 @@ const FIRST_CAPACITY: usize = 128;
 pub enum Kind {
     /// No entry.
     Empty = 0,
-    /// Pointer of linear, pitched or managed memory.
+    /// Pointer of linear, pitched or managed memory; `extra` is 1 for managed memory.
     Linear,
     /// Pointer of stream-ordered memory; `extra` is its pool.
     Async,

@@ -189,7 +189,9 @@ pub struct DeviceLine {
     pub launches: AtomicU64,
     /// GPU time used, in nanoseconds.
     pub gpu_nanoseconds: AtomicU64,
-    reserved: [AtomicU64; 4],
+    /// Part of `bytes` that is managed memory, whose pages the driver's resource manager does not count.
+    pub managed_bytes: AtomicU64,
+    reserved: [AtomicU64; 3],
 }
 
 const LOCK_BYTES: usize = core::mem::offset_of!(UsageHeader, lock_bytes);

@@ -15,7 +15,11 @@ pub(super) struct Charge {
     here: Here,
     device: u8,
     bytes: u64,
+    is_managed: bool,
 }
+
+/// What the `extra` word of a linear entry says of managed memory.
+const MANAGED: u64 = 1;
 
 impl Charge {
     /// Charges `bytes`; `None`: they do not fit, even after this process gave back what it holds unused.
@@ -39,18 +43,36 @@ impl Charge {
         charge.or_else(|| waits().then(|| Self::take_once(here, device, bytes))?)
     }
 
+    /// As [`Charge::take_uncounted`], for managed memory.
+    pub(super) fn take_managed(here: Here, device: u8, bytes: u64) -> Option<Self> {
+        let mut charge = Self::take_uncounted(here, device, bytes)?;
+        let book = here.book();
+        charge.is_managed = true;
+        book.settle_managed(device.into(), 0, bytes);
+        // A supervisor does not count it, so that of several who take some at once each has to look again.
+        let fits = !book.is_supervised(device.into()) || !book.is_over_limit(device.into());
+        fits.then_some(charge)
+    }
+
     /// Charges what the first context of a process costs: the most that was seen, or all that is left if a bare
     /// context fits into it. `None`: it does not.
     pub(super) fn for_context(here: Here, device: u8) -> Option<Self> {
         let book = here.book();
         let ContextCost { bare, most } = book.context_cost(device.into());
         if book.is_supervised(device.into()) {
-            // Whether it fits is not decided here, but a limit that may grow does not grow by itself.
-            if book.room(device.into()) < bare {
-                let _ = book.ask_for_more(device.into(), bare);
+            // Whether it fits is not decided here, but a limit that may grow does not grow by itself, and no supervisor
+            // knows of managed memory.
+            let is_short = || book.room(device.into()) < bare;
+            if is_short()
+                && !book.ask_for_more(device.into(), bare)
+                && book.managed(device.into()) > 0
+                && is_short()
+            {
+                book.count_refusal();
+                return None;
             }
             book.add(device.into(), bare);
-            return Some(Self { here, device, bytes: bare });
+            return Some(Self { here, device, bytes: bare, is_managed: false });
         }
         let charge = Self::take_once(here, device, most).or_else(|| {
             let room = book.room(device.into()).min(most);
@@ -79,7 +101,12 @@ impl Charge {
     /// As [`Charge::take`], without looking for memory to give back, and without counting a refusal.
     pub(super) fn take_once(here: Here, device: u8, bytes: u64) -> Option<Self> {
         // `then`, not `then_some`: a charge that is built is given back.
-        here.book().reserve(usize::from(device), bytes).then(|| Self { here, device, bytes })
+        here.book().reserve(usize::from(device), bytes).then(|| Self {
+            here,
+            device,
+            bytes,
+            is_managed: false,
+        })
     }
 
     /// Keeps the charge without an owner, until the process ends or the caller releases the bytes.
@@ -88,7 +115,10 @@ impl Charge {
     }
 
     /// Keeps the charge for the object that `entry` describes; the entry's size is what was charged.
-    pub(super) fn keep_for(self, entry: Entry) {
+    pub(super) fn keep_for(self, mut entry: Entry) {
+        if self.is_managed {
+            entry.extra = MANAGED;
+        }
         // No memory for the entry: the charge stays until the process ends.
         if let Ok(Some(old)) = self.here.state.table.put(entry) {
             // The driver gave the same name again, so the old object was freed by a call that we do not see.
@@ -100,13 +130,21 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.here.book().release(usize::from(self.device), self.bytes);
+        let (book, device) = (self.here.book(), usize::from(self.device));
+        book.release(device, self.bytes);
+        if self.is_managed {
+            book.settle_managed(device, self.bytes, 0);
+        }
     }
 }
 
 /// Gives back what was charged for the object of `entry`.
 pub(super) fn release(here: Here, entry: &Entry) {
-    here.book().release(line(here, entry).into(), entry.size);
+    let device = line(here, entry).into();
+    here.book().release(device, entry.size);
+    if entry.kind == Kind::Linear && entry.extra == MANAGED {
+        here.book().settle_managed(device, entry.size, 0);
+    }
 }
 
 /// The line of the books on which the object of `entry` is charged.

@@ -18,15 +18,16 @@ pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
     call: impl FnOnce() -> Status,
 ) -> Status {
     // SAFETY: as our caller says.
-    unsafe { allocate_or(kind, bytes, key, call, refuse) }
+    unsafe { allocate_or(kind, Charge::take_uncounted, bytes, key, call, refuse) }
 }
 
-/// As [`allocate`]. Where the bytes do not fit into the share, `otherwise` answers.
+/// As [`allocate`], with the charge that `take` takes. Where the bytes do not fit into the share, `otherwise` answers.
 ///
 /// # Safety
 /// As [`allocate`].
 unsafe fn allocate_or<N: Copy + TryInto<u64>>(
     kind: Kind,
+    take: impl FnOnce(Here, u8, u64) -> Option<Charge>,
     bytes: u64,
     key: *const N,
     call: impl FnOnce() -> Status,
@@ -34,7 +35,7 @@ unsafe fn allocate_or<N: Copy + TryInto<u64>>(
 ) -> Status {
     let Some(here) = here() else { return OUT_OF_MEMORY };
     let Some(current) = current(here) else { return call() };
-    let Some(charge) = Charge::take_uncounted(here, current.device, bytes) else {
+    let Some(charge) = take(here, current.device, bytes) else {
         return otherwise(here, current);
     };
     let status = call();
@@ -93,7 +94,8 @@ unsafe fn allocate_pitched<P: Copy + TryInto<u64>, N: Copy + TryInto<u64>>(
 ) -> Status {
     let bound = charged(pitched(width, height));
     // SAFETY: as our caller says.
-    let status = unsafe { allocate_or(Kind::Linear, bound, pointer, call, otherwise) };
+    let status =
+        unsafe { allocate_or(Kind::Linear, Charge::take_uncounted, bound, pointer, call, otherwise) };
     if status == SUCCESS
         && let Some(here) = here()
         // SAFETY: as our caller says.
@@ -124,7 +126,7 @@ hooks! { |call|
         // SAFETY: our caller's place for an address.
         let spill = |here: Here, current: Current| unsafe { spill::allocate(here, current, bytes, pointer) };
         // SAFETY: written by the driver or by us when it succeeded.
-        unsafe { allocate_or(Kind::Linear, bytes, pointer, call, spill) }
+        unsafe { allocate_or(Kind::Linear, Charge::take_uncounted, bytes, pointer, call, spill) }
     };
     cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32) => {
         let bytes = charged(bytes as u64);
@@ -135,7 +137,7 @@ hooks! { |call|
             _ => refuse(here, current),
         };
         // SAFETY: written by the driver or by us when it succeeded.
-        unsafe { allocate_or(Kind::Linear, bytes, pointer, call, spill) }
+        unsafe { allocate_or(Kind::Linear, Charge::take_managed, bytes, pointer, call, spill) }
     };
     cuMemAllocPitch(pointer: *mut u32, pitch: *mut u32, width: u32, height: u32, element: u32) =>
         // SAFETY: written by the driver when it succeeded.

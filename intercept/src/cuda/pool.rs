@@ -91,6 +91,7 @@ struct Known {
     /// The queue in which frees may still have to run.
     freed_on: Queue,
     device: u8,
+    is_managed: bool,
     state: State,
 }
 
@@ -125,6 +126,9 @@ impl Known {
     /// Sets the charge of the pool to `bytes`.
     fn charge(&mut self, here: Here, bytes: u64) {
         here.book().settle(self.device.into(), self.charged, bytes);
+        if self.is_managed {
+            here.book().settle_managed(self.device.into(), self.charged, bytes);
+        }
         self.charged = bytes;
     }
 
@@ -164,7 +168,7 @@ fn place(here: Here, pool: Pool, device: u8, state: State) -> Option<usize> {
     let at = free.unwrap_or(places.len());
     let freed_on = Queue::default();
     let new = list.get_mut(at)?;
-    *new = Known { handle: pool, charged: 0, live: 0, freed_on, device, state };
+    *new = Known { handle: pool, charged: 0, live: 0, freed_on, device, is_managed: false, state };
     new.settle(here);
     here.state.pools.used.fetch_max(u32::try_from(at + 1).ok()?, Ordering::Relaxed);
     Some(at)
@@ -298,7 +302,10 @@ fn made(here: Here, pool: Pool, memory: i32, kind: i32, device: Device) {
         (UNLISTED, State::Unpaid)
     };
     // No place left: allocations from it will be refused.
-    let _ = place(here, pool, line, state);
+    let Some(at) = place(here, pool, line, state) else { return };
+    if let Some(known) = list(here).get_mut(at) {
+        known.is_managed = state == State::Charged && kind != ON_DEVICE;
+    }
 }
 
 hooks! { |call|

@@ -21,8 +21,7 @@ impl Driver {
         let found = heap.find_mut(address).filter(|found| found.kind == Kind::Managed);
         let found = found.ok_or(Code::INVALID_VALUE)?;
         let charged = std::mem::take(&mut found.charged);
-        self.give(found.ordinal, charged)?;
-        Ok(())
+        self.give_pages(found.ordinal, charged)
     }
 
     /// Charges the GPU `ordinal` if the kind says so, and finds addresses for `length` bytes.
@@ -37,15 +36,21 @@ impl Driver {
         }
         let charged = match kind {
             Kind::Pool(_) | Kind::Graph | Kind::Imported | Kind::Mapped => 0,
+            // It may exceed the GPU's; the whole allocation is then left to the host's memory.
+            Kind::Managed => {
+                if self.take_pages(ordinal, extent)? {
+                    extent
+                } else {
+                    0
+                }
+            }
             _ if self.take(ordinal, extent)? => extent,
-            // Managed memory may exceed the GPU's; the whole allocation is then left to the host's memory.
-            Kind::Managed => 0,
             _ => return Err(Code::OUT_OF_MEMORY),
         };
         let new = Allocation::new(ordinal, context, kind, length, extent, charged);
         let placed = locked(&self.heap).place(gpu.memory.load(Ordering::Relaxed), new);
         if placed.is_err() {
-            self.give(ordinal, charged)?;
+            self.give_back(kind, ordinal, charged)?;
         }
         placed
     }
@@ -58,8 +63,15 @@ impl Driver {
             // Memory below 4 GiB comes from the oldest forms and lies in no GPU's range.
             unreserve(start, gone.extent.next_multiple_of(4096));
         }
-        self.give(gone.ordinal, gone.charged)?;
+        self.give_back(gone.kind, gone.ordinal, gone.charged)?;
         Ok(gone)
+    }
+
+    fn give_back(&self, kind: Kind, ordinal: i32, charged: u64) -> Result {
+        match kind {
+            Kind::Managed => self.give_pages(ordinal, charged),
+            _ => self.give(ordinal, charged),
+        }
     }
 
     /// Refuses a range that lies neither in one allocation nor, by its first byte, in page-locked host

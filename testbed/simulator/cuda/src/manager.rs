@@ -208,6 +208,18 @@ impl Driver {
         Ok(taken)
     }
 
+    /// Takes memory of a GPU for the pages of managed memory, of which the resource manager does not know. Returns
+    /// whether there is as much.
+    pub fn take_pages(&self, ordinal: i32, bytes: u64) -> Result<bool> {
+        Ok(self.gpu(ordinal)?.take(&self.session, bytes))
+    }
+
+    /// Gives such memory back.
+    pub fn give_pages(&self, ordinal: i32, bytes: u64) -> Result {
+        self.gpu(ordinal)?.give(&self.session, bytes);
+        Ok(())
+    }
+
     /// Gives memory of a GPU back.
     pub fn give(&self, ordinal: i32, bytes: u64) -> Result {
         let (gpu, index) = (self.gpu(ordinal)?, self.index(ordinal)?);
