@@ -12,6 +12,8 @@ for program in gpushare gpushare-runtime gpushare-hook gpushare-supervisor gpush
     install -m 755 "$top/target/release/$program" "$folder/bin/"
 done
 install -m 755 "$top/target/release/attacker" "$folder/bin/gpushare-attacker"
+install -m 755 "$top/target/release/supervisor" "$folder/bin/gpushare-simulated-supervisor"
+install -m 755 "$top/target/release/gpushare-simulated-manager" "$folder/bin/"
 install -m 755 /usr/sbin/runc /bin/busybox "$folder/bin/"
 install -m 644 "$top"/target/lib/gpushare/*.so.1 "$folder/lib/gpushare/"
 install -m 644 "$top/target/release/libgpushare_simulator_cuda.so" "$top/target/release/libgpushare_simulator_nvml.so" \

@@ -2,6 +2,8 @@
 
 config=$work/gpushare.toml
 host_environment=(GPUSHARE_TEST=1)
+# Where containers see the files of the driver's resource manager.
+manager_files=/dev
 
 make_node() {
     if [ -n "$simulator" ]; then
@@ -18,6 +20,7 @@ make_node() {
     sed -i '/^\[supervisor\]/,/^mode = /d' "$config"
     sed -i '/^compute = /d' "$config"
     printf '[supervisor]\nmode = "%s"\ncompute = "%s"\n' "$supervisor" "$compute" >>"$config"
+    [ -z "$simulator" ] || [ "$supervisor" = off ] || start_manager
     # runc runs itself again without its environment, so a library path would not reach it.
     if ! ldconfig -p | grep -q libseccomp.so.2; then
         added_library=/usr/lib/libseccomp.so.2
@@ -35,6 +38,25 @@ simulated() {
     [ -z "${GPUSHARE_MPS_CONTROL-}" ] || install -m 755 "$GPUSHARE_MPS_CONTROL" "$driver/usr/bin/nvidia-cuda-mps-control"
     host_environment=("LD_LIBRARY_PATH=$driver/usr/local/nvidia/lib64" "GPUSHARE_SIMULATOR=$work/node/shared")
     proc=$work/node/proc
+}
+
+# start_manager: gives the simulated node a resource manager, whose files supervisors and attackers find in its place.
+start_manager() {
+    local said=$work/manager.said
+    "$top/bin/gpushare-simulated-manager" "$work/node" >"$said" 2>&1 &
+    manager_pid=$!
+    until_line "$said" '^ready' 10 || {
+        cat "$said" >&2
+        exit 1
+    }
+    set_in "$config" paths "supervisor = \"$top/bin/gpushare-simulated-supervisor\""
+    manager_files=/run/gpushare-simulator/manager
+}
+
+stop_manager() {
+    [ -n "$manager_pid" ] || return 0
+    kill "$manager_pid" 2>/dev/null && wait "$manager_pid"
+    manager_pid=
 }
 
 # set_in FILE SECTION 'KEY = VALUE': a setting of a settings file.
@@ -69,9 +91,13 @@ host() {
     env "${host_environment[@]}" timeout "$limit" "$client" "$@"
 }
 
-# host_used: what NVML says on the host is in use on the GPU, in bytes.
+# host_used: what is in use on the GPU, in bytes, by NVML on the host. A simulated NVML does not see what raw calls took,
+# and a simulated resource manager no managed memory: the larger figure counts.
 host_used() {
-    host 20 sizes --nvml | value nvml_used
+    local nvml
+    nvml=$(host 20 sizes --nvml | value nvml_used)
+    [ -z "$manager_pid" ] || nvml=$(larger "$nvml" "$(sed -n 's/^gpu 0 used //p' "$work/node/shared/manager/figures")")
+    echo "$nvml"
 }
 
 # used_before: the same once it no longer changes: the driver takes a moment to free what the last row held.

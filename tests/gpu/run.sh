@@ -88,10 +88,6 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ -z "$simulator" ] || [ "$supervisor" = off ] || {
-    echo "run.sh: a simulated node has no resource manager that a supervisor could hold: leave out --simulator" >&2
-    exit 2
-}
 [ "$(id -u)" -eq 0 ] || {
     echo "run.sh: needs root: it makes containers" >&2
     exit 1
@@ -115,6 +111,7 @@ client=$top/bin/gpushare-tests-client
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpushare-gpu.XXXXXX")
 added_library=
 meter_pid=
+manager_pid=
 container_environment=()
 # The row that runs, and its process group.
 row=none
@@ -131,6 +128,7 @@ tidy() {
     end_containers "$work"/*/config.json
     end_mps_daemons
     stop_meter
+    stop_manager
     [ -z "$added_library" ] || rm -f "$added_library"
     # What gpushare keeps of the node lies in file systems of its own.
     awk -v work="$work/" 'index($2, work) == 1 { print $2 }' /proc/self/mounts | tac | xargs -r -n 1 umount -l

@@ -35,7 +35,7 @@ row_42_attackers() {
     supervised || return 0
     for way in long short heap pitch range other-type wrapped duplicate export flip rounds; do
         base=$(used_before)
-        start "$way" GPUSHARE_MEMORY=1GiB -- "sleep 20 | $attacker /dev $way --driver $(driver_version)" || return
+        start "$way" GPUSHARE_MEMORY=1GiB -- "sleep 20 | $attacker $manager_files $way --driver $(driver_version)" || return
         await "$way" '^got' 15
         used=$(($(host_used) - base))
         result="$result $way=$(stop "$way" | value got)/$(mib "$used")"
