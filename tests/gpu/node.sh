@@ -91,23 +91,29 @@ host() {
     env "${host_environment[@]}" timeout "$limit" "$client" "$@"
 }
 
-# host_used: what is in use on the GPU, in bytes, by NVML on the host. A simulated NVML does not see what raw calls took,
-# and a simulated resource manager no managed memory: the larger figure counts.
+# host_used: what NVML says on the host is in use on the GPU, in bytes.
 host_used() {
-    local nvml
-    nvml=$(host 20 sizes --nvml | value nvml_used)
-    [ -z "$manager_pid" ] || nvml=$(larger "$nvml" "$(sed -n 's/^gpu 0 used //p' "$work/node/shared/manager/figures")")
-    echo "$nvml"
+    host 20 sizes --nvml | value nvml_used
 }
 
-# used_before: the same once it no longer changes: the driver takes a moment to free what the last row held.
+# raw_used: the same where raw calls may have taken some, which a simulated NVML does not see: there its resource manager
+# says it.
+raw_used() {
+    if [ -n "$manager_pid" ]; then
+        sed -n 's/^gpu 0 used //p' "$work/node/shared/manager/figures"
+    else
+        host_used
+    fi
+}
+
+# used_before [raw_used]: what is in use once it no longer changes: the driver takes a moment to free what the last row held.
 used_before() {
-    local earlier now turn
-    now=$(host_used)
+    local earlier now turn figure=${1:-host_used}
+    now=$($figure)
     for turn in 1 2 3 4 5 6 7 8; do
         sleep 0.3
         earlier=$now
-        now=$(host_used)
+        now=$($figure)
         [ "$now" != "$earlier" ] || break
     done
     echo "$now"

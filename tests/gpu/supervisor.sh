@@ -34,10 +34,10 @@ row_42_attackers() {
     local way base used result='' wrong='' attacker=$top/bin/gpushare-attacker
     supervised || return 0
     for way in long short heap pitch range other-type wrapped duplicate export flip rounds; do
-        base=$(used_before)
+        base=$(used_before raw_used)
         start "$way" GPUSHARE_MEMORY=1GiB -- "sleep 20 | $attacker $manager_files $way --driver $(driver_version)" || return
         await "$way" '^got' 15
-        used=$(($(host_used) - base))
+        used=$(($(raw_used) - base))
         result="$result $way=$(stop "$way" | value got)/$(mib "$used")"
         [ "$used" -le $((1024 << 20)) ] || wrong="$wrong,$way:too_much"
         [ "$way" = rounds ] || [ "$used" -ge $((896 << 20)) ] || wrong="$wrong,$way:$(why "$way")"
