@@ -1,14 +1,16 @@
 //! What RM knows: clients by file, objects, and memory with a count of its handles.
 
 mod controls;
+mod running;
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
 
 use gpushare_supervisor::abi::{
     Class, Era, Kind, Status, alloc, channel_group, control, duplicate, free, heap, memory, number, put,
     transfer, u32_at, u64_at,
 };
+
+use running::{Channel, Steered};
 
 /// The program's memory cannot be read or written.
 #[derive(Clone, Copy, Debug)]
@@ -103,39 +105,6 @@ struct Object {
     piece: Option<u64>,
 }
 
-/// Whoever does a GPU's work: it gets the GPU's number, a process, whether that runs, and its slice in
-/// microseconds, 0 for none of its own.
-pub type Steer = Box<dyn FnMut(usize, u32, bool, u64) + Send>;
-
-struct Steered(Steer);
-
-impl std::fmt::Debug for Steered {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Steered")
-    }
-}
-
-/// When a channel ran.
-#[derive(Debug)]
-struct Channel {
-    born: Instant,
-    /// Since when it runs; `None` while it is stopped.
-    since: Option<Instant>,
-    /// What it ran before that.
-    ran: Duration,
-}
-
-impl Channel {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self { born: now, since: Some(now), ran: Duration::ZERO }
-    }
-
-    fn ran(&self) -> Duration {
-        self.ran + self.since.map_or(Duration::ZERO, |since| since.elapsed())
-    }
-}
-
 #[derive(Debug)]
 struct Client {
     file: u64,
@@ -179,32 +148,6 @@ impl Manager {
             next_handle,
             next_piece: 0,
             privileged: 0,
-        }
-    }
-
-    /// The same, with somebody who does the GPUs' work.
-    #[must_use]
-    pub fn steering(self, steer: Steer) -> Self {
-        Self { steered: Some(Steered(steer)), ..self }
-    }
-
-    /// Says whether the process of a client runs, and its slice: while any of its channels does, and that of
-    /// its first group.
-    fn steer(&mut self, client: u32) {
-        let Some(pid) = self.clients.get(&client).map(|client| client.pid) else { return };
-        let Some(steered) = &mut self.steered else { return };
-        for gpu in 0..self.gpus.len() {
-            let its = |(client, handle): &(u32, u32)| {
-                let client = self.clients.get(client).filter(|client| client.pid == pid);
-                client
-                    .and_then(|client| client.objects.get(handle))
-                    .is_some_and(|object| object.gpu == Some(gpu))
-            };
-            let mut channels =
-                self.channels.iter().filter(|(at, _)| its(at)).map(|(_, channel)| channel).peekable();
-            let is_stopped = channels.peek().is_some() && channels.all(|channel| channel.since.is_none());
-            let slice = self.slices.iter().find(|(at, _)| its(at)).map_or(0, |(_, slice)| *slice);
-            (steered.0)(gpu, pid, !is_stopped, slice);
         }
     }
 
@@ -394,40 +337,10 @@ impl Manager {
         Ok(handle)
     }
 
-    fn set_running(&mut self, (client, channel): (u32, u32), runs: bool) {
-        let Some(channel) = self.channels.get_mut(&(client, channel)) else { return };
-        channel.ran = channel.ran();
-        channel.since = runs.then(Instant::now);
-        self.steer(client);
-    }
-
-    /// Starts a channel, or all of a group. Whether a card does so by these calls is not known.
-    fn start_below(&mut self, client: u32, handle: u32) {
-        let objects = self.clients.get(&client).into_iter().flat_map(|client| &client.objects);
-        let its = objects.filter(|(at, object)| **at == handle || object.parent == handle).map(|(at, _)| *at);
-        let its: Vec<u32> = its.collect();
-        its.into_iter().for_each(|channel| self.set_running((client, channel), true));
-    }
-
-    fn set_slice(&mut self, group: (u32, u32), microseconds: u64) {
-        let _ = self.slices.insert(group, microseconds);
-        self.steer(group.0);
-    }
-
-    /// Whether a channel runs; `None` if there is none.
-    pub fn runs(&self, client: u32, channel: u32) -> Option<bool> {
-        self.channels.get(&(client, channel)).map(|channel| channel.since.is_some())
-    }
-
     /// The clients that have an object of this handle.
     pub fn clients_with(&self, handle: u32) -> Vec<u32> {
         let has = |(_, client): &(&u32, &Client)| client.objects.contains_key(&handle);
         self.clients.iter().filter(has).map(|(client, _)| *client).collect()
-    }
-
-    /// The slice that was set for a channel group, in microseconds.
-    pub fn slice(&self, client: u32, group: u32) -> Option<u64> {
-        self.slices.get(&(client, group)).copied()
     }
 
     /// A device has one subdevice.

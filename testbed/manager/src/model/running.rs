@@ -1,0 +1,96 @@
+//! Channels that run or are stopped, their slices, and who does the GPUs' work accordingly.
+
+use std::time::{Duration, Instant};
+
+use super::Manager;
+
+/// Whoever does a GPU's work: it gets the GPU's number, a process, whether that runs, and its slice in
+/// microseconds, 0 for none of its own.
+pub type Steer = Box<dyn FnMut(usize, u32, bool, u64) + Send>;
+
+pub(super) struct Steered(Steer);
+
+impl std::fmt::Debug for Steered {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Steered")
+    }
+}
+
+/// When a channel ran.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) born: Instant,
+    /// Since when it runs; `None` while it is stopped.
+    pub(super) since: Option<Instant>,
+    /// What it ran before that.
+    ran: Duration,
+}
+
+impl Channel {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self { born: now, since: Some(now), ran: Duration::ZERO }
+    }
+
+    pub(super) fn ran(&self) -> Duration {
+        self.ran + self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+impl Manager {
+    /// The same, with somebody who does the GPUs' work.
+    #[must_use]
+    pub fn steering(self, steer: Steer) -> Self {
+        Self { steered: Some(Steered(steer)), ..self }
+    }
+
+    /// Says whether the process of a client runs, and its slice: while any of its channels does, and that of
+    /// its first group.
+    pub(super) fn steer(&mut self, client: u32) {
+        let Some(pid) = self.clients.get(&client).map(|client| client.pid) else { return };
+        let Some(steered) = &mut self.steered else { return };
+        for gpu in 0..self.gpus.len() {
+            let its = |(client, handle): &(u32, u32)| {
+                let client = self.clients.get(client).filter(|client| client.pid == pid);
+                client
+                    .and_then(|client| client.objects.get(handle))
+                    .is_some_and(|object| object.gpu == Some(gpu))
+            };
+            let mut channels =
+                self.channels.iter().filter(|(at, _)| its(at)).map(|(_, channel)| channel).peekable();
+            let is_stopped = channels.peek().is_some() && channels.all(|channel| channel.since.is_none());
+            let slice = self.slices.iter().find(|(at, _)| its(at)).map_or(0, |(_, slice)| *slice);
+            (steered.0)(gpu, pid, !is_stopped, slice);
+        }
+    }
+
+    pub(super) fn set_running(&mut self, (client, channel): (u32, u32), runs: bool) {
+        let Some(channel) = self.channels.get_mut(&(client, channel)) else { return };
+        channel.ran = channel.ran();
+        channel.since = runs.then(Instant::now);
+        self.steer(client);
+    }
+
+    /// Starts a channel, or all of a group. Whether a card does so by these calls is not known.
+    pub(super) fn start_below(&mut self, client: u32, handle: u32) {
+        let objects = self.clients.get(&client).into_iter().flat_map(|client| &client.objects);
+        let its = objects.filter(|(at, object)| **at == handle || object.parent == handle).map(|(at, _)| *at);
+        let its: Vec<u32> = its.collect();
+        its.into_iter().for_each(|channel| self.set_running((client, channel), true));
+    }
+
+    pub(super) fn set_slice(&mut self, group: (u32, u32), microseconds: u64) {
+        let _ = self.slices.insert(group, microseconds);
+        self.steer(group.0);
+    }
+
+    /// Whether a channel runs; `None` if there is none.
+    pub fn runs(&self, client: u32, channel: u32) -> Option<bool> {
+        self.channels.get(&(client, channel)).map(|channel| channel.since.is_some())
+    }
+
+    /// The slice that was set for a channel group, in microseconds.
+    pub fn slice(&self, client: u32, group: u32) -> Option<u64> {
+        self.slices.get(&(client, group)).copied()
+    }
+}
