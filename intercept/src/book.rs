@@ -268,7 +268,9 @@ impl Book {
 
     /// Notes that of this process's memory `new` bytes are managed where `old` were.
     pub fn settle_managed(&self, device: usize, old: u64, new: u64) {
-        self.change(device, Part::Managed, |held| held.saturating_sub(old).saturating_add(new));
+        if old != new {
+            self.change(device, Part::Managed, |held| held.saturating_sub(old).saturating_add(new));
+        }
     }
 
     /// Counts a refusal.

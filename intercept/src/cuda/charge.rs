@@ -62,14 +62,13 @@ impl Charge {
         if book.is_supervised(device.into()) {
             // Whether it fits is not decided here, but a limit that may grow does not grow by itself, and no supervisor
             // knows of managed memory.
-            let is_short = || book.room(device.into()) < bare;
-            if is_short()
-                && !book.ask_for_more(device.into(), bare)
-                && book.managed(device.into()) > 0
-                && is_short()
-            {
-                book.count_refusal();
-                return None;
+            let is_short = book.room(device.into()) < bare;
+            if is_short && !book.ask_for_more(device.into(), bare) && book.managed(device.into()) > 0 {
+                let charge = Self::take_once(here, device, bare); // the dead are looked for here
+                if charge.is_none() {
+                    book.count_refusal();
+                }
+                return charge;
             }
             book.add(device.into(), bare);
             return Some(Self { here, device, bytes: bare, is_managed: false });
@@ -142,9 +141,12 @@ impl Drop for Charge {
 pub(super) fn release(here: Here, entry: &Entry) {
     let device = line(here, entry).into();
     here.book().release(device, entry.size);
-    if entry.kind == Kind::Linear && entry.extra == MANAGED {
-        here.book().settle_managed(device, entry.size, 0);
-    }
+    here.book().settle_managed(device, managed(entry), 0);
+}
+
+/// Bytes of managed memory in the object of `entry`.
+pub(super) fn managed(entry: &Entry) -> u64 {
+    if entry.kind == Kind::Linear && entry.extra == MANAGED { entry.size } else { 0 }
 }
 
 /// The line of the books on which the object of `entry` is charged.

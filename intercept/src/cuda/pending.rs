@@ -26,6 +26,8 @@ struct Free {
     queue: Queue,
     /// 0: this place is free.
     bytes: u64,
+    /// Part of it that is managed memory.
+    managed: u64,
     /// Line of the queue's device.
     device: u8,
     /// Line on which it is charged.
@@ -68,8 +70,13 @@ fn add(here: Here, queue: Queue, entry: &Entry) {
     // No place even among those of the device: it stays charged until the process ends.
     let Some(free) = at.and_then(|at| list.get_mut(at)) else { return };
     let before = if free.bytes == 0 { Queue::default() } else { free.queue };
-    *free =
-        Free { queue: before.and(queue.noted(here)), bytes: free.bytes.saturating_add(bytes), device, line };
+    *free = Free {
+        queue: before.and(queue.noted(here)),
+        bytes: free.bytes.saturating_add(bytes),
+        managed: free.managed.saturating_add(charge::managed(entry)),
+        device,
+        line,
+    };
 }
 
 fn release(here: Here, gone: impl Fn(&Free) -> bool) {
@@ -78,7 +85,8 @@ fn release(here: Here, gone: impl Fn(&Free) -> bool) {
     }
     for free in here.state.frees.list.lock().iter_mut().filter(|free| free.bytes > 0 && gone(free)) {
         here.book().release(usize::from(free.line), free.bytes);
-        free.bytes = 0;
+        here.book().settle_managed(usize::from(free.line), free.managed, 0);
+        (free.bytes, free.managed) = (0, 0);
     }
 }
 

@@ -132,6 +132,14 @@ impl Known {
         self.charged = bytes;
     }
 
+    /// Adds `bytes` to its charge that are charged already.
+    fn add_charged(&mut self, here: Here, bytes: u64) {
+        self.charged = self.charged.saturating_add(bytes);
+        if self.is_managed {
+            here.book().settle_managed(self.device.into(), 0, bytes);
+        }
+    }
+
     /// Charges the pool what the driver has reserved for it. Whether the driver knows the pool: between its
     /// part of a destruction and our note of it, the state says nothing yet.
     fn settle(&mut self, here: Here) -> bool {
@@ -304,7 +312,7 @@ fn made(here: Here, pool: Pool, memory: i32, kind: i32, device: Device) {
     // No place left: allocations from it will be refused.
     let Some(at) = place(here, pool, line, state) else { return };
     if let Some(known) = list(here).get_mut(at) {
-        known.is_managed = state == State::Charged && kind != ON_DEVICE;
+        known.is_managed = memory == MANAGED;
     }
 }
 

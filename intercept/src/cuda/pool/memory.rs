@@ -95,7 +95,7 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
             if given.is_of_destroyed
                 && let Some(known) = list(here).get_mut(given.at)
             {
-                known.charged = known.charged.saturating_add(growth);
+                known.add_charged(here, growth);
                 charge.keep();
             }
             SUCCESS

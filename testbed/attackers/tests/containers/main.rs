@@ -367,7 +367,7 @@ fn managed_memory_and_what_a_supervisor_holds_share_one_limit() {
     }
     let node = Node::new();
     let runtime = node.runtime(LowLevel::Crun, "required");
-    let fill = "/bin/gpushare-tests-client fill managed --resident --hold 100000";
+    let fill = "/bin/gpushare-tests-client fill managed --resident --hold 100000 & exec sleep 1000";
     let bundle = Bundle::with_client().args(&["/bin/sh", "-c", fill]).env("GPUSHARE_MEMORY", "4GiB");
     let container = runtime.run(&bundle);
     let held = || container.stdout().lines().find_map(|line| line.strip_prefix("held ")?.parse::<u64>().ok());
@@ -377,6 +377,10 @@ fn managed_memory_and_what_a_supervisor_holds_share_one_limit() {
     assert!((4080 * MIB..=4 * GIB).contains(&(managed + used)), "{managed} managed beside {used}");
     let other = client(&container, &["1MiB"]);
     assert_eq!(other.allocations(), ["CUDA_ERROR_INVALID_CONTEXT"], "another context has no room");
+    let killed = container.exec(&["/bin/busybox", "killall", "-9", "gpushare-tests-client"]);
+    node.eventually("its memory is gone", || node.used() == 0);
+    let other = client(&container, &["3GiB"]);
+    assert_eq!(other.allocations(), [SUCCESS], "what the dead had is free: {killed:?}");
 }
 
 /// Ways past the libraries, each of which gets the simulated driver's own libcuda.
