@@ -107,8 +107,8 @@ gpu-bundle: packages build ## Packs tests for a machine with a GPU into one file
 	$(CARGO) build --release --locked -p gpushare-simulated-manager
 	tests/gpu/bundle.sh "$(CURDIR)/dist/gpushare-gpu-tests"
 
-# NVIDIA's programs and Python clients take part where `make clients` could have them. GPU_TEST= has the libraries hold the
-# shares, which do not hold compute beside a neighbour: row 12 fails there, as it does on a GPU.
+# NVIDIA's programs and Python clients take part where `make clients` could have them. GPU_TEST= has the libraries hold
+# the shares, which do not hold compute beside a neighbour: row 12 fails there, as it does on a GPU.
 GPU_TEST ?= --supervisor required --compute supervisor
 gpu-test: gpu-bundle ## Runs those tests here, on a simulated node.
 	PATH="$(CURDIR)/.cache/python/bin:$$PATH" \

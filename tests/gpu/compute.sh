@@ -76,9 +76,10 @@ row_20_graphs() {
     verdict 'within "$share" 20 40' "percent=$share $(why graphs)"
 }
 
-# A small service (4 ms of kernels, 5 ms of pause) alone, and beside a program that never stops. How long its requests take
-# is printed; asserted is that neither gets less than half of its share. In a window that a supervisor keeps, pauses use the
-# share up; there asserted is what it promises: a request waits for the others' 35 ms of a frame at most.
+# A small service (4 ms of kernels, 5 ms of pause) alone, and beside a program that never stops. How long its requests
+# take is printed; asserted is that neither gets less than half of its share. In a window of 15 ms that a supervisor keeps,
+# two requests fit, 16 %, since pauses use it up: there the service gets three quarters of them, and a request waits no
+# longer than the others' 35 ms of a frame, and 5 ms.
 row_29_inference() {
     local alone figures
     unlimited >/dev/null
@@ -104,7 +105,7 @@ beside_hog() {
     figures="$figures $1=$(latency "$said") percent=$busy,$hogs"
     if [ "$1" = fixed ] && [ "$compute" = supervisor ]; then
         late=$(awk -v beside="$(value p99_us <<<"$said")" -v alone="$(value p99_us <<<"$alone")" 'BEGIN { print beside - alone }')
-        within "$late" 1 40000 && within "$busy" 8 60 && within "$hogs" 35 100 || wrong="$wrong,$1"
+        within "$late" 1 40000 && within "$busy" 12 60 && within "$hogs" 35 100 || wrong="$wrong,$1"
         return
     fi
     within "$busy" 15 60 && within "$hogs" 35 100 || wrong="$wrong,$1"

@@ -76,10 +76,10 @@ fn a_share_grows_into_what_nobody_was_promised_and_shrinks_when_it_frees() {
     assert_eq!(leases(config), []);
 }
 
-/// Bytes that living processes hold of the card. The simulated driver notices late that a process has ended, where a
-/// real one frees its memory before that; and nobody takes memory while it is summed, or what one frees and another
-/// takes would count twice.
-fn held(card: &Session) -> u64 {
+/// Bytes that living processes hold of the card. The simulated driver notices late that a process has ended,
+/// where a real one frees its memory before that. Nobody takes memory while it is summed, or what one frees
+/// and another takes would count twice.
+fn bytes_of_living(card: &Session) -> u64 {
     card.sweep();
     let gpu = &card.state().gpus()[0];
     let _nobody_takes = card.lock(&gpu.memory_lock);
@@ -114,7 +114,7 @@ fn while_shares_grow_and_shrink_the_store_never_has_less_than_they_hold_nor_more
     let done = || containers.iter().all(|container| container.stdout().contains("done"));
     assert!(
         eventually(Duration::from_secs(60), || {
-            let held = held(&card);
+            let held = bytes_of_living(&card);
             let granted: u64 = granted(&runtime).iter().sum();
             most = most.max(held);
             grown = grown.max(granted);

@@ -18,7 +18,7 @@ pub(super) struct Charge {
     is_managed: bool,
 }
 
-/// What the `extra` word of a linear entry says of managed memory.
+/// Value of a linear entry's `extra` for managed memory.
 const MANAGED: u64 = 1;
 
 impl Charge {
@@ -43,7 +43,7 @@ impl Charge {
         charge.or_else(|| waits().then(|| Self::take_once(here, device, bytes))?)
     }
 
-    /// As [`Charge::take_uncounted`], for managed memory.
+    /// Charges managed memory, as [`Charge::take_uncounted`] does other memory.
     pub(super) fn take_managed(here: Here, device: u8, bytes: u64) -> Option<Self> {
         let mut charge = Self::take_uncounted(here, device, bytes)?;
         let book = here.book();
@@ -60,8 +60,8 @@ impl Charge {
         let book = here.book();
         let ContextCost { bare, most } = book.context_cost(device.into());
         if book.is_supervised(device.into()) {
-            // Whether it fits is not decided here, but a limit that may grow does not grow by itself, and no supervisor
-            // knows of managed memory.
+            // RM decides whether it fits. But a limit that may grow does not grow by itself, and RM does not
+            // count managed memory.
             let is_short = book.room(device.into()) < bare;
             if is_short && !book.ask_for_more(device.into(), bare) && book.managed(device.into()) > 0 {
                 let charge = Self::take_once(here, device, bare); // the dead are looked for here

@@ -21,7 +21,8 @@ pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
     unsafe { allocate_or(kind, Charge::take_uncounted, bytes, key, call, refuse) }
 }
 
-/// As [`allocate`], with the charge that `take` takes. Where the bytes do not fit into the share, `otherwise` answers.
+/// Allocates as [`allocate`] does, with the charge that `take` takes. Where the bytes do not fit into the
+/// share, `otherwise` answers.
 ///
 /// # Safety
 /// As [`allocate`].

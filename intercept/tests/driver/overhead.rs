@@ -2,8 +2,10 @@
 
 use std::os::unix::fs::FileExt;
 
+use gpushare_region::{LIMITS_LEN, charged_at, set_supervised};
+
 use crate::OUT_OF_MEMORY;
-use crate::client::{Cuda, Library, MIB, out};
+use crate::client::{Cuda, Library, MIB, bytes, out};
 use crate::place::{Share, charged, inside, limits_file};
 
 /// Where a line's figures begin in the limits file, for the first GPU.
@@ -132,4 +134,43 @@ fn what_an_ended_context_did_not_use_is_given_to_nobody() {
     set_figure(8 * 600, 8 * 776, 0);
     assert_eq!(cuda.allocate(4096 - 600 + 2), Err(OUT_OF_MEMORY));
     assert!(cuda.allocate(4096 - 602).is_ok());
+}
+
+/// Managed memory is not what the supervisor has charged, in whatever way it comes and goes.
+#[test]
+#[ignore = "needs root: makes a mount namespace"]
+fn managed_memory_lowers_what_a_supervisor_leaves_while_it_is_there() {
+    let name = "overhead::managed_memory_lowers_what_a_supervisor_leaves_while_it_is_there";
+    if !inside(name, &Share { limits: &[2048], ..Share::default() }) {
+        return;
+    }
+    let cuda = Cuda::start();
+    let mut limits = [0; LIMITS_LEN];
+    limits_file().read_exact_at(&mut limits, 0).unwrap();
+    set_supervised(&mut limits);
+    write(&limits, 0);
+    write(&(520 * MIB).to_ne_bytes(), charged_at(0) as u64);
+    let free = || cuda.memory().0;
+    assert_eq!(free(), 1528);
+    let mut pointer = 0usize;
+    let mut managed = |mib| cuda.call("cuMemAllocManaged", &[out(&mut pointer), bytes(mib), 1]);
+    assert_eq!(managed(1529), OUT_OF_MEMORY);
+    assert_eq!((managed(512), free()), (0, 1016));
+    assert_eq!((managed(1017), free()), (OUT_OF_MEMORY, 1016));
+    assert_eq!((cuda.call("cuMemFree_v2", &[pointer]), free()), (0, 1528));
+
+    let mut managed = |mib| cuda.call("cuMemAllocManaged", &[out(&mut pointer), bytes(mib), 1]);
+    assert_eq!((managed(512), free()), (0, 1016));
+    assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
+    assert_eq!((cuda.call("cuCtxSynchronize", &[]), free()), (0, 1528), "freed in a stream");
+
+    // One that prefers the GPU.
+    let (mut pool, mut properties) = (0usize, [0u32; 22]);
+    (properties[0], properties[2]) = (2, 1);
+    assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
+    let mut pooled = |mib| cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(mib), pool, 0]);
+    assert_eq!((pooled(512), free()), (0, 1016), "a pool");
+    assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
+    assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
+    assert_eq!((cuda.call("cuCtxSynchronize", &[]), free()), (0, 1528), "a destroyed pool");
 }

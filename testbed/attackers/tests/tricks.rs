@@ -117,7 +117,7 @@ fn what_rm_does_not_count_is_not_duplicated_from_others() {
     };
     assert_eq!(duplicate(range), Status::INSUFFICIENT_PERMISSIONS.0);
     assert_eq!(duplicate(memory), 0, "RM counts memory for its owner");
-    // Nor where the books have a hint of that name.
+    // A hint of that name in the books changes nothing.
     let _refused = world.allocate(102, DEVICE, [theirs, theirs, range], &of_device(0));
     let mut structure = [0; duplicate::SIZE];
     let words = [(duplicate::CLIENT, client), (duplicate::PARENT, 0x80), (duplicate::SOURCE_CLIENT, theirs)];

@@ -12,7 +12,7 @@ use gpushare_supervisor::abi::Era;
 
 use crate::{Gpu, Manager, mount};
 
-/// What a slice runs for, in thousandths of what was asked for, as an H200 with driver 580 has it.
+/// Nanoseconds that a slice runs for each microsecond of it, on an H200 with driver 580.
 const SLICE: u64 = 1_020;
 
 /// Serves the resource manager of the node in the folder `node` until the session is dropped. Its files are in
@@ -25,7 +25,7 @@ pub fn serve(node: &Path) -> Result<BackgroundSession> {
     let card = Session::open(&shared).with_context(|| format!("no simulated node in {}", node.display()))?;
     let state = card.state();
     if state.gpus().iter().any(|gpu| gpu.card().is_some()) {
-        bail!("{} has MIG instances, which this resource manager does not", node.display());
+        bail!("{} has MIG instances, and this resource manager knows whole GPUs alone", node.display());
     }
     let version = state.driver.get();
     let era = version.parse().ok().and_then(Era::for_version);
@@ -36,7 +36,7 @@ pub fn serve(node: &Path) -> Result<BackgroundSession> {
         .map(|gpu| Gpu { uuid: gpu.uuid_bytes(), memory: gpu.memory.load(Ordering::Relaxed) })
         .collect();
     let count = u64::try_from(gpus.len())?;
-    let steer = move |gpu, pid, runs, slice: u64| card.steer(gpu, pid, runs, slice * SLICE);
+    let steer = move |gpu, pid, runs, slice: u64| card.steer(gpu, pid, runs, slice.saturating_mul(SLICE));
     let folder = shared.join("manager");
     match fs::create_dir(&folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {

@@ -357,8 +357,8 @@ fn ordinary_programs_use_their_share_to_the_last_mebibytes() {
     }
 }
 
-/// The driver's resource manager does not count managed memory, so that no supervisor does. The library does, and
-/// counts what the supervisor holds beside it.
+/// RM does not count managed memory, and so no supervisor does. The library does, and counts what the
+/// supervisor holds beside it.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn managed_memory_and_what_a_supervisor_holds_share_one_limit() {
@@ -370,9 +370,9 @@ fn managed_memory_and_what_a_supervisor_holds_share_one_limit() {
     let fill = "/bin/gpushare-tests-client fill managed --resident --hold 100000 & exec sleep 1000";
     let bundle = Bundle::with_client().args(&["/bin/sh", "-c", fill]).env("GPUSHARE_MEMORY", "4GiB");
     let container = runtime.run(&bundle);
-    let held = || container.stdout().lines().find_map(|line| line.strip_prefix("held ")?.parse::<u64>().ok());
-    node.eventually("it holds what it gets", || held().is_some());
-    let (managed, used) = (held().unwrap_or(0), node.used());
+    let filled = || container.stdout().lines().find_map(|line| line.strip_prefix("held ")?.parse().ok());
+    node.eventually("it holds what it gets", || filled().is_some());
+    let (managed, used): (u64, u64) = (filled().unwrap_or(0), node.used());
     assert!((520 * MIB..=530 * MIB).contains(&used), "its context alone: {used}");
     assert!((4080 * MIB..=4 * GIB).contains(&(managed + used)), "{managed} managed beside {used}");
     let other = client(&container, &["1MiB"]);

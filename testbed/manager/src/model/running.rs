@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::Manager;
 
-/// Whoever does a GPU's work: it gets the GPU's number, a process, whether that runs, and its slice in
-/// microseconds, 0 for none of its own.
+/// Does a GPU's work: gets the GPU's number, a process, whether that runs, and its slice in microseconds, 0
+/// for none of its own.
 pub type Steer = Box<dyn FnMut(usize, u32, bool, u64) + Send>;
 
 pub(super) struct Steered(Steer);
@@ -22,7 +22,7 @@ pub(super) struct Channel {
     pub(super) born: Instant,
     /// Since when it runs; `None` while it is stopped.
     pub(super) since: Option<Instant>,
-    /// What it ran before that.
+    /// Time that it ran before that.
     ran: Duration,
 }
 
@@ -50,16 +50,16 @@ impl Manager {
         let Some(pid) = self.clients.get(&client).map(|client| client.pid) else { return };
         let Some(steered) = &mut self.steered else { return };
         for gpu in 0..self.gpus.len() {
-            let its = |(client, handle): &(u32, u32)| {
+            let is_here = |(client, handle): &(u32, u32)| {
                 let client = self.clients.get(client).filter(|client| client.pid == pid);
                 client
                     .and_then(|client| client.objects.get(handle))
                     .is_some_and(|object| object.gpu == Some(gpu))
             };
             let mut channels =
-                self.channels.iter().filter(|(at, _)| its(at)).map(|(_, channel)| channel).peekable();
+                self.channels.iter().filter(|(at, _)| is_here(at)).map(|(_, channel)| channel).peekable();
             let is_stopped = channels.peek().is_some() && channels.all(|channel| channel.since.is_none());
-            let slice = self.slices.iter().find(|(at, _)| its(at)).map_or(0, |(_, slice)| *slice);
+            let slice = self.slices.iter().find(|(at, _)| is_here(at)).map_or(0, |(_, slice)| *slice);
             (steered.0)(gpu, pid, !is_stopped, slice);
         }
     }
@@ -74,9 +74,9 @@ impl Manager {
     /// Starts a channel, or all of a group. Whether a card does so by these calls is not known.
     pub(super) fn start_below(&mut self, client: u32, handle: u32) {
         let objects = self.clients.get(&client).into_iter().flat_map(|client| &client.objects);
-        let its = objects.filter(|(at, object)| **at == handle || object.parent == handle).map(|(at, _)| *at);
-        let its: Vec<u32> = its.collect();
-        its.into_iter().for_each(|channel| self.set_running((client, channel), true));
+        let below = objects.filter(|(at, object)| **at == handle || object.parent == handle);
+        let channels: Vec<u32> = below.map(|(at, _)| *at).collect();
+        channels.into_iter().for_each(|channel| self.set_running((client, channel), true));
     }
 
     pub(super) fn set_slice(&mut self, group: (u32, u32), microseconds: u64) {

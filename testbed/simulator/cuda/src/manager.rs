@@ -208,8 +208,8 @@ impl Driver {
         Ok(taken)
     }
 
-    /// Takes memory of a GPU for the pages of managed memory, of which the resource manager does not know. Returns
-    /// whether there is as much.
+    /// Takes memory of a GPU for the pages of managed memory, which the resource manager does not know of.
+    /// Returns whether there is as much.
     pub fn take_pages(&self, ordinal: i32, bytes: u64) -> Result<bool> {
         Ok(self.gpu(ordinal)?.take(&self.session, bytes))
     }
