@@ -31,6 +31,8 @@ enum Call {
     Graph,
     /// dlsym of a function of the mathematics library
     Lookup,
+    /// cuDevicePrimaryCtxRetain and cuDevicePrimaryCtxRelease, where each makes and ends a context
+    Context,
 }
 
 /// What to time.
@@ -63,13 +65,27 @@ pub struct Cost {
 /// One way to the driver, and what a call needs.
 struct Way {
     driver: Driver,
-    kernel: Kernel,
-    graph: usize,
-    stream: usize,
+    /// `None` where the calls make the process's only context.
+    work: Option<Work>,
     mathematics: Library,
     nvml: Option<(Nvml, usize)>,
     /// Allocations of which a random one is freed, and the number that chooses it.
     pool: RefCell<(Vec<u64>, u64)>,
+}
+
+/// What a launch needs.
+#[derive(Clone, Copy)]
+struct Work {
+    kernel: Kernel,
+    graph: usize,
+    stream: usize,
+}
+
+impl Work {
+    fn new(driver: &Driver) -> Result<Self> {
+        let kernel = Kernel::working(driver, "1ns")?;
+        Ok(Self { kernel, graph: kernel.graph(driver, 1, 1)?, stream: driver.stream()? })
+    }
 }
 
 impl Cost {
@@ -79,14 +95,20 @@ impl Cost {
     /// # Errors
     /// When the driver refuses anything.
     pub fn run(&self) -> Result<()> {
-        let driver = Driver::start(SONAME)?;
-        let kernel = Kernel::working(&driver, "1ns")?;
-        let (graph, stream) = (kernel.graph(&driver, 1, 1)?, driver.stream()?);
+        let (driver, work) = if self.call == Call::Context {
+            let driver = Driver::open(SONAME)?;
+            done((driver.init)(0), "cuInit")?;
+            (driver, None)
+        } else {
+            let driver = Driver::start(SONAME)?;
+            let work = Work::new(&driver)?;
+            (driver, Some(work))
+        };
         let _beside = Beside::start(self.beside, Family::Linear)?;
         let way = |driver, nvml| -> Result<Way> {
             let mathematics = Library::open("libm.so.6")?;
             let nvml = (self.call == Call::DeviceMemory).then(|| sizes::first_gpu(nvml)).transpose()?;
-            Ok(Way { driver, kernel, graph, stream, mathematics, nvml, pool: RefCell::new((Vec::new(), 1)) })
+            Ok(Way { driver, work, mathematics, nvml, pool: RefCell::new((Vec::new(), 1)) })
         };
         // Handles of one are good for the other: both lead to the same driver.
         let bare = self.bare.as_deref().map(Driver::open).transpose()?;
@@ -128,7 +150,8 @@ impl Cost {
                 black_box(told);
             }),
             Call::Launch => way.launch(),
-            Call::Graph => done((way.driver.graph_launch)(way.graph, way.stream), "cuGraphLaunch"),
+            Call::Graph => way.launch_graph(),
+            Call::Context => way.context(),
             Call::Lookup => {
                 black_box(way.mathematics.symbol(c"cos"));
                 Ok(())
@@ -180,7 +203,23 @@ impl Way {
         Ok(())
     }
 
+    fn work(&self) -> Result<&Work> {
+        self.work.as_ref().context("there is no context")
+    }
+
     fn launch(&self) -> Result<()> {
-        self.kernel.launch(&self.driver, 1, self.stream)
+        let work = self.work()?;
+        work.kernel.launch(&self.driver, 1, work.stream)
+    }
+
+    fn launch_graph(&self) -> Result<()> {
+        let work = self.work()?;
+        done((self.driver.graph_launch)(work.graph, work.stream), "cuGraphLaunch")
+    }
+
+    fn context(&self) -> Result<()> {
+        let mut context = 0;
+        done((self.driver.context_retain)(&mut context, 0), "cuDevicePrimaryCtxRetain")?;
+        done((self.driver.context_release)(0), "cuDevicePrimaryCtxRelease")
     }
 }

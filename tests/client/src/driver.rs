@@ -35,6 +35,7 @@ crate::functions! {
     init = cuInit(flags: u32);
     device_get = cuDeviceGet(device: &mut i32, ordinal: i32);
     context_retain = cuDevicePrimaryCtxRetain(context: &mut usize, device: i32);
+    context_release = cuDevicePrimaryCtxRelease_v2(device: i32);
     context_set = cuCtxSetCurrent(context: usize);
     entry = cuGetProcAddress(
         name: *const std::ffi::c_char, function: &mut *mut std::ffi::c_void, version: i32, flags: u64

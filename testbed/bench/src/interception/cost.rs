@@ -42,7 +42,7 @@ const GRAPH: &[&str] = &["graph", "--rounds", "2001", "--calls", "100"];
 const NVML: &[&str] =
     &["device-memory", "--rounds", "801", "--bare-nvml", "/usr/lib/gpushare/driver/nvidia-ml"];
 
-const FIGURES: [Figure; 12] = [
+const FIGURES: [Figure; 13] = [
     figure("cuMemAlloc + cuMemFree", &["allocate", "--rounds", "801"], 60),
     figure("  4,000 live allocations", &["allocate", "--rounds", "801", "--live", "4000"], 60),
     figure("  100,000 live allocations", &["allocate", "--rounds", "801", "--live", "100000"], 100),
@@ -54,6 +54,7 @@ const FIGURES: [Figure; 12] = [
     figure("  64 live processes", &["allocate", "--rounds", "401", "--beside", "63"], 75),
     figure("cuMemGetInfo", &["memory", "--rounds", "801"], 12),
     figure("  64 live processes", &["memory", "--rounds", "2001", "--calls", "10", "--beside", "63"], 30),
+    figure("a context made and ended", &["context", "--rounds", "401", "--calls", "5"], 5_000_000),
     figure("nvmlDeviceGetMemoryInfo", NVML, 60),
     figure("cuLaunchKernel, no compute limit", SHORT, 1),
     with_cores("  limit 90, budget left", SHORT, Some(8)),
