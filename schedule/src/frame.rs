@@ -62,8 +62,8 @@ impl Frame {
         (now / length, u32::try_from(now % length).unwrap_or(0))
     }
 
-    /// The first place for a window beside those that are taken: whole where one fits, else in two pieces. `None`: there
-    /// is none, and all have to be [packed](Self::packed) anew.
+    /// The first place for a window beside those that are taken: whole where one fits, else in two pieces.
+    /// `None`: there is none, and all have to be [packed](Self::packed) anew.
     pub fn first_fit(self, taken: &[Piece], length: u32) -> Option<Place> {
         let free = self.free(taken);
         if let Some(gap) = free.iter().find(|gap| gap.length >= length) {

@@ -1,8 +1,8 @@
 //! When the programs of containers run on a card, as it is set from outside of the containers.
 //!
-//! A card's own scheduler lets each channel group run for its slice, in turn with the others, and not at all while
-//! its channels are stopped. This crate says what a container's supervisor has to tell the card. It performs nothing
-//! and knows no clock, so that whole days of it can be tried in a second.
+//! A card's own scheduler lets each channel group run for its slice, in turn with the others, and not at all
+//! while its channels are stopped. This crate says what a container's supervisor has to tell the card. It
+//! performs nothing and knows no clock, so that whole days of it can be tried in a second.
 //!
 //! | policy | how | module |
 //! |---|---|---|
@@ -10,9 +10,10 @@
 //! | `burst`, and no limit | slices in proportion to shares | [`slices`] |
 //! | a ceiling | slices, in a window of what `fixed` containers leave | both |
 //!
-//! All times are microseconds. Those of an H200 with driver 580: stopping a container's channels takes a call of 500,
-//! starting them one of 300, and a switch between two groups 185 of work.
+//! All times are microseconds. Those of an H200 with driver 580: stopping a container's channels takes a call
+//! of 500, starting them one of 300, and a switch between two groups 185 of work.
 
+pub mod controller;
 pub mod frame;
 pub mod slices;
 pub mod windows;

@@ -1,7 +1,7 @@
 //! How long the channel groups of containers without a window run at a stretch.
 //!
-//! The card gives each group its slice in turn. A container's part of a round is in proportion to its share, whatever
-//! number of groups it has; what the switches to its groups take is its own.
+//! The card gives each group its slice in turn. A container's part of a round is in proportion to its share,
+//! whatever number of groups it has; what the switches to its groups take is its own.
 
 use crate::{Card, Policy, Tenant};
 
@@ -36,8 +36,8 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Which of so many working groups run now where they cannot all run at once: the first one, and how many from there
-    /// on, counted in a circle.
+    /// Which of so many working groups run now where they cannot all run at once: the first one, and how many
+    /// from there on, counted in a circle.
     pub fn turn(&self, groups: u32, now: u64) -> Option<(u32, u32)> {
         if self.at_once >= groups {
             return None;
@@ -45,6 +45,19 @@ impl Slices {
         let turns = now / TURN % u64::from(groups);
         let first = turns * u64::from(self.at_once) % u64::from(groups);
         Some((u32::try_from(first).unwrap_or(0), self.at_once))
+    }
+}
+
+impl Slices {
+    /// The same for those `groups` that one supervisor has of the container's `working` ones.
+    pub(crate) fn part(self, groups: u32, working: u32) -> Self {
+        let at_once = u64::from(self.at_once) * u64::from(groups) / u64::from(working.max(1));
+        Self { at_once: u32::try_from(at_once).unwrap_or(u32::MAX).max(1), ..self }
+    }
+
+    /// When the next turn begins.
+    pub(crate) fn next_turn(now: u64) -> u64 {
+        (now / TURN + 1) * TURN
     }
 }
 
@@ -98,11 +111,13 @@ fn promised(tenant: &Tenant) -> u32 {
     }
 }
 
-/// What a container with a ceiling needs of the time in which it may run at all, to come to its share.
+/// What a container with a ceiling needs of the time in which it may run at all, to come to its share: also a
+/// half of what its switches take, since its time begins with another's slice and ends in the middle of one.
 fn part_of_window(tenant: &Tenant) -> Option<u64> {
     match tenant.policy {
         Policy::Burst { share, ceiling } if ceiling < 100 => {
-            Some((u64::from(share) * WHOLE / u64::from(ceiling.max(1))).min(WHOLE))
+            let switches = u64::from(SWITCH) * WHOLE / u64::from(4 * FOR_EACH);
+            Some((u64::from(share) * WHOLE / u64::from(ceiling.max(1)) + switches).min(WHOLE))
         }
         _ => None,
     }
@@ -165,9 +180,10 @@ mod tests {
 
     #[test]
     fn within_a_ceiling_the_weight_is_larger() {
-        // Half of the time in its window, and so as much as the other one.
+        // Half of the time in its window, and half of its switches.
         let capped = Tenant { policy: Policy::Burst { share: 30, ceiling: 60 }, ..burst(1, 0, 1) };
         let both = slices(&[capped, burst(2, 70, 1)]);
-        assert_eq!(both[0], both[1]);
+        let ran = |one: (u32, u32)| one.0 * RUNS_FOR / 100;
+        assert_eq!((ran(both[0]), ran(both[1])), (5_907, 5_722));
     }
 }

@@ -30,11 +30,34 @@ struct Work {
 #[derive(Debug, Default)]
 struct Queue {
     pending: VecDeque<Work>,
+    controls: Controls,
     submitted: u64,
     ended: u64,
     stamps: HashMap<u64, u64>,
     bins: Vec<u64>,
     busy: u64,
+}
+
+/// How a process is scheduled, as a supervisor sets it from outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Controls {
+    /// Whether its work stands still.
+    pub is_stopped: bool,
+    /// Nanoseconds of its turns; `None`: the device's own.
+    pub slice: Option<u64>,
+    /// Whether it has its turn between any two of the others.
+    pub is_high: bool,
+}
+
+/// What passes between two turns, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switch {
+    /// A switch that ends a turn while work is left.
+    pub at_work: u64,
+    /// One from a process that has no work left.
+    pub at_rest: u64,
+    /// For how long a process without work keeps the device before others have their turn.
+    pub holds: u64,
 }
 
 /// The device; its clock starts at 0 and counts nanoseconds.
@@ -45,18 +68,61 @@ pub struct VirtualGpu {
     queues: Vec<Queue>,
     /// Owners of the pending work in the order of submission.
     order: VecDeque<usize>,
+    turn: Turn,
+    switch: Switch,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
     /// Process whose turn it is.
-    turn: usize,
+    of: usize,
+    /// Until when the device switches to it.
+    begin: u64,
     /// When the turn ends at the latest.
-    turn_end: u64,
+    end: u64,
+    /// Since when it has had no work, while the device waits for it.
+    rests: Option<u64>,
+    /// Who had the last turn of those that are not high.
+    last_plain: usize,
+}
+
+/// What the device does, and until when at the latest.
+enum Phase {
+    /// It works for the process whose turn it is.
+    Runs(u64),
+    /// It switches, or waits for that process.
+    Waits(u64),
 }
 
 impl VirtualGpu {
-    /// An idle device at time 0 for `processes` processes.
+    /// An idle device at time 0 for `processes` processes. It switches between them in no time.
     #[must_use]
     pub fn new(discipline: Discipline, processes: usize) -> Self {
-        let queues = (0..processes).map(|_| Queue::default()).collect();
-        Self { discipline, now: 0, queues, order: VecDeque::new(), turn: 0, turn_end: 0 }
+        Self::switching(discipline, Switch::default(), processes)
+    }
+
+    /// As [`VirtualGpu::new`], with switches that take time. They are between turns alone.
+    #[must_use]
+    pub fn switching(discipline: Discipline, switch: Switch, processes: usize) -> Self {
+        Self {
+            discipline,
+            switch,
+            now: 0,
+            queues: (0..processes).map(|_| Queue::default()).collect(),
+            order: VecDeque::new(),
+            turn: Turn::default(),
+        }
+    }
+
+    /// Sets how `process` is scheduled from now on. A kernel that runs is cut at once.
+    pub fn control(&mut self, process: usize, controls: Controls) {
+        self.queues[process].controls = controls;
+    }
+
+    /// How `process` is scheduled.
+    #[must_use]
+    pub fn controls(&self, process: usize) -> Controls {
+        self.queues[process].controls
     }
 
     /// Queues a kernel of `length` nanoseconds, at least 1. Returns its number among the process's
@@ -79,6 +145,14 @@ impl VirtualGpu {
             self.order.push_back(process);
         }
         number
+    }
+
+    /// Drops what `process` has queued, as when it has ended.
+    pub fn cancel(&mut self, process: usize) {
+        let queue = &mut self.queues[process];
+        queue.pending.clear();
+        queue.ended = queue.submitted;
+        self.order.retain(|owner| *owner != process);
     }
 
     /// Whether submission `number` of `process` has ended.
@@ -116,38 +190,39 @@ impl VirtualGpu {
         &self.queues[process].bins
     }
 
-    /// When the next piece of work or the next turn ends; `None` if nothing is queued.
+    /// When the next piece of work, turn or switch ends; `None` if nothing can run.
     #[must_use]
     pub fn next_change(&mut self) -> Option<u64> {
-        self.choose()?;
-        let left = self.queues[self.turn].pending.front()?.left;
-        let end = self.now + left;
-        Some(if matches!(self.discipline, Discipline::Slices(_)) { end.min(self.turn_end) } else { end })
+        match self.choose()? {
+            Phase::Runs(until) => {
+                let left = self.queues[self.turn.of].pending.front()?.left;
+                Some(until.min(self.now + left))
+            }
+            Phase::Waits(until) => Some(until),
+        }
     }
 
     /// Moves the clock to `to`, and runs the work until then.
     pub fn advance(&mut self, to: u64) {
         while self.now <= to {
-            if self.choose().is_none() {
-                break;
-            }
-            let process = self.turn;
-            let (now, turn_end) = (self.now, self.turn_end);
-            let slices = matches!(self.discipline, Discipline::Slices(_));
-            let queue = &mut self.queues[process];
-            let Some(work) = queue.pending.front_mut() else { break };
-            let mut run = work.left.min(to - now);
-            if slices {
-                run = run.min(turn_end - now);
-            }
-            work.left -= run;
-            let ended = work.left == 0;
-            queue.spend(now, run);
-            self.now += run;
-            if ended {
-                self.end(process);
-            } else if run == 0 {
-                break; // the clock has arrived
+            match self.choose() {
+                Some(Phase::Waits(until)) if until <= to => self.now = until,
+                Some(Phase::Runs(until)) => {
+                    let (now, process) = (self.now, self.turn.of);
+                    let queue = &mut self.queues[process];
+                    let Some(work) = queue.pending.front_mut() else { break };
+                    let run = work.left.min(until.min(to) - now);
+                    work.left -= run;
+                    let ended = work.left == 0;
+                    queue.spend(now, run);
+                    self.now += run;
+                    if ended {
+                        self.end(process);
+                    } else if run == 0 {
+                        break; // the clock has arrived
+                    }
+                }
+                Some(Phase::Waits(_)) | None => break,
             }
         }
         self.now = self.now.max(to);
@@ -165,25 +240,63 @@ impl VirtualGpu {
         }
     }
 
-    /// Sets `turn` to the process that runs now; `None` if no process has work.
-    fn choose(&mut self) -> Option<()> {
-        match self.discipline {
-            Discipline::Submission => self.turn = *self.order.front()?,
-            Discipline::Slices(length) => {
-                let goes_on = !self.queues[self.turn].pending.is_empty() && self.now < self.turn_end;
-                if !goes_on {
-                    let count = self.queues.len();
-                    let next = (1..=count).map(|step| (self.turn + step) % count);
-                    self.turn = next.into_iter().find(|process| !self.queues[*process].pending.is_empty())?;
-                    self.turn_end = self.now + length;
+    /// What the device does now; `None` if no process has work that may run.
+    fn choose(&mut self) -> Option<Phase> {
+        let Discipline::Slices(own) = self.discipline else {
+            self.turn.of = *self.order.front()?;
+            return Some(Phase::Runs(u64::MAX));
+        };
+        loop {
+            let (now, current) = (self.now, self.turn.of);
+            if now < self.turn.begin {
+                return Some(Phase::Waits(self.turn.begin));
+            }
+            let queue = &self.queues[current];
+            let (is_ready, is_stopped) = (queue.is_ready(), queue.controls.is_stopped);
+            if is_ready && now < self.turn.end {
+                self.turn.rests = None;
+                return Some(Phase::Runs(self.turn.end));
+            }
+            let Some(next) = self.next() else {
+                if !is_ready {
+                    return None;
+                }
+                self.turn.end = now + queue.controls.slice.unwrap_or(own);
+                continue;
+            };
+            let gives_up = !is_ready && !is_stopped;
+            if gives_up && self.switch.holds > 0 {
+                let rests = *self.turn.rests.get_or_insert(now);
+                if now < rests + self.switch.holds {
+                    return Some(Phase::Waits(rests + self.switch.holds));
                 }
             }
+            let begin = now + if gives_up { self.switch.at_rest } else { self.switch.at_work };
+            let controls = self.queues[next].controls;
+            let last_plain = if controls.is_high { self.turn.last_plain } else { next };
+            let end = begin + controls.slice.unwrap_or(own);
+            self.turn = Turn { of: next, begin, end, rests: None, last_plain };
         }
-        Some(())
+    }
+
+    /// Which of the others has its turn next; `None` if none of them has work that may run.
+    fn next(&self) -> Option<usize> {
+        let (count, Turn { of, last_plain, .. }) = (self.queues.len(), self.turn);
+        let is_high = |process: &usize| self.queues[*process].controls.is_high;
+        let plain = (1..=count).map(|step| (last_plain + step) % count).filter(|one| !is_high(one));
+        let after = if is_high(&of) { of + 1 } else { 0 };
+        let high = (after..count).filter(is_high);
+        let again = (0..after).filter(is_high);
+        let mut all = high.chain(plain).chain(again).filter(|process| *process != of);
+        all.find(|process| self.queues[*process].is_ready())
     }
 }
 
 impl Queue {
+    fn is_ready(&self) -> bool {
+        !self.controls.is_stopped && !self.pending.is_empty()
+    }
+
     fn spend(&mut self, mut from: u64, mut length: u64) {
         self.busy += length;
         while length > 0 {

@@ -28,4 +28,32 @@ impl Chance {
         let spread = length * percent / 100;
         if spread == 0 { length } else { length - spread + self.below(2 * spread + 1) }
     }
+
+    /// A number from 0 up to 1, which it never is.
+    pub fn fraction(&mut self) -> f64 {
+        const BITS: u32 = 48;
+        #[expect(clippy::cast_precision_loss, reason = "48 bits")]
+        let number = (self.number() & ((1 << BITS) - 1)) as f64;
+        number / 2f64.powi(48)
+    }
+
+    /// A time until the next of events that come by chance, every `mean` in the mean.
+    pub fn exponential(&mut self, mean: u64) -> u64 {
+        scaled(mean, -(1.0 - self.fraction()).ln())
+    }
+
+    /// A time whose logarithm is spread by `spread` around that of `median`.
+    pub fn log_normal(&mut self, median: u64, spread: f64) -> u64 {
+        let (one, two) = (1.0 - self.fraction(), self.fraction());
+        let normal = (-2.0 * one.ln()).sqrt() * (std::f64::consts::TAU * two).cos();
+        scaled(median, (spread * normal).exp())
+    }
+}
+
+fn scaled(length: u64, factor: f64) -> u64 {
+    #[expect(clippy::cast_precision_loss, reason = "seconds in nanoseconds")]
+    let length = length as f64 * factor;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "as long, and positive")]
+    let length = length as u64;
+    length
 }

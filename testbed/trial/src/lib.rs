@@ -14,6 +14,7 @@ mod figures;
 mod meter;
 mod program;
 mod run;
+pub mod supervised;
 mod time;
 
 pub use cases::{Case, Setting, Summary, cases};

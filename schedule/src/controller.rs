@@ -1,0 +1,145 @@
+//! What a container's supervisor has the card do, from one step to the next.
+//!
+//! Whoever performs asks at a step what is to be so now, does it, and says when channels had been stopped.
+//! The next step is due when that no longer holds, or when something has changed.
+
+use crate::Card;
+use crate::slices::Slices;
+use crate::windows::Overrun;
+
+/// What a call that stops channels takes, in microseconds. What it takes longer is overrun.
+const STOP: u64 = 500;
+
+/// Which of a container's channel groups run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Running {
+    /// All of them.
+    All,
+    /// Those of a turn: so many from this one on, counted in a circle.
+    Some {
+        /// The first one.
+        first: u32,
+        /// How many.
+        count: u32,
+    },
+    /// None: all are stopped.
+    None,
+}
+
+impl Running {
+    /// Whether the group of this number runs, of so many that the container has.
+    pub fn includes(self, number: u32, groups: u32) -> bool {
+        match self {
+            Self::All => true,
+            Self::Some { first, count } => {
+                let groups = groups.max(1);
+                (number % groups + groups - first % groups) % groups < count
+            }
+            Self::None => false,
+        }
+    }
+}
+
+/// What is to be so now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Orders {
+    /// Which groups run.
+    pub running: Running,
+    /// How long each runs at a stretch; `None`: as long as it did.
+    pub slice: Option<u32>,
+    /// When the next step is due, at the latest.
+    pub until: u64,
+}
+
+/// A container on one card, over time.
+#[derive(Debug, Default)]
+pub struct Controller {
+    overrun: Overrun,
+    /// When the channels that run now should stop.
+    due: Option<u64>,
+}
+
+impl Controller {
+    /// What is to be so at `now`, a moment of the clock that frames are counted by, for the container of this
+    /// lease. It has `groups` channel groups here, of which each takes part in turns, and takes `calls` calls
+    /// to stop.
+    pub fn step(&mut self, card: &Card, lease: i64, now: u64, (groups, calls): (u32, u32)) -> Orders {
+        let stretch = card.stretch(lease, now, calls, &mut self.overrun);
+        let slices = card.slices(lease);
+        let slice = slices.map(|slices| slices.slice);
+        if !stretch.runs {
+            return Orders { running: Running::None, slice, until: stretch.until };
+        }
+        self.due = Some(stretch.until);
+        let working = card.tenant(lease).map_or(groups, |tenant| tenant.working.max(groups));
+        let turn = slices.and_then(|slices| slices.part(groups, working).turn(groups, now));
+        let (running, until) = match turn {
+            Some((first, count)) => {
+                (Running::Some { first, count }, stretch.until.min(Slices::next_turn(now)))
+            }
+            None => (Running::All, stretch.until),
+        };
+        Orders { running, slice, until }
+    }
+
+    /// Takes note that the calls which stop all channels began and ended at these moments. What ran for
+    /// longer than it should have is taken off the container's next windows.
+    pub fn stopped(&mut self, began: u64, ended: u64, calls: u32) {
+        let Some(due) = self.due.take() else { return };
+        let took = ended.saturating_sub(began).saturating_sub(STOP * u64::from(calls));
+        self.overrun.add(began.saturating_sub(due).saturating_add(took));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Frame, Piece};
+    use crate::{Policy, Tenant};
+
+    fn tenant(lease: i64, policy: Policy, working: u32) -> Tenant {
+        Tenant { lease, policy, is_present: true, working }
+    }
+
+    fn step(controller: &mut Controller, tenants: &[Tenant], now: u64, groups: u32) -> Orders {
+        controller.step(&Card { frame: Frame::SHORT, tenants }, 1, now, (groups, groups))
+    }
+
+    #[test]
+    fn groups_take_turns_where_not_all_can_run_at_once_and_a_window_stops_them_all() {
+        let share = Policy::Burst { share: 30, ceiling: 100 };
+        let tenants = [tenant(1, share.clone(), 16), tenant(2, Policy::Burst { share: 70, ceiling: 100 }, 1)];
+        let mut controller = Controller::default();
+        let first = step(&mut controller, &tenants, 30_000, 16);
+        assert_eq!(first.running, Running::Some { first: 0, count: 7 });
+        let second = step(&mut controller, &tenants, 100_000, 16);
+        assert_eq!(second.running, Running::Some { first: 7, count: 7 });
+        // Half of them are another supervisor's, and so is half of the time.
+        assert_eq!(step(&mut controller, &tenants, 0, 8).running, Running::Some { first: 0, count: 3 });
+        let window = tenant(3, Policy::Fixed(vec![Piece { start: 0, length: 25_000 }]), 1);
+        let tenants = [tenants.as_slice(), &[window]].concat();
+        assert_eq!(step(&mut controller, &tenants, 0, 16).running, Running::None);
+        assert_eq!(step(&mut controller, &tenants, 30_000, 16).running, Running::Some { first: 0, count: 7 });
+    }
+
+    #[test]
+    fn who_is_stopped_late_pays_and_who_is_stopped_in_time_does_not() {
+        let tenants = [tenant(1, Policy::Fixed(vec![Piece { start: 0, length: 10_000 }]), 1)];
+        let end = |took: u64| {
+            let mut controller = Controller::default();
+            assert_eq!(step(&mut controller, &tenants, 0, 1).running, Running::All);
+            assert_eq!(step(&mut controller, &tenants, 10_000, 1).running, Running::None);
+            controller.stopped(10_000, 10_000 + took, 1);
+            step(&mut controller, &tenants, 50_000, 1).until - 50_000
+        };
+        assert_eq!([end(500), end(2_500), end(100_000)], [10_000, 8_000, 5_000]);
+    }
+
+    #[test]
+    fn a_turn_goes_round() {
+        let turn = Running::Some { first: 5, count: 3 };
+        let runs: Vec<u32> = (0..6).filter(|at| turn.includes(*at, 6)).collect();
+        assert_eq!(runs, [0, 1, 5]);
+        assert!(Running::All.includes(0, 0) && !Running::None.includes(0, 1));
+    }
+}

@@ -1,0 +1,16 @@
+//! Shares that supervisors hold from outside of the containers, by windows and slices.
+//!
+//! The schedule is the product's (`gpushare-schedule`). The card has the times that were measured on an H200
+//! with driver 580: its slices, its switches, and what calls take that stop and start channels. Programs are
+//! what people run: kernels of any length, training, requests.
+
+mod case;
+mod figures;
+mod program;
+mod run;
+mod supervisor;
+
+pub use case::{Case, Outcome, Tenant};
+pub use figures::{Latencies, Share};
+pub use program::{Between, Work};
+pub use supervisor::Lateness;

@@ -1,0 +1,147 @@
+//! One run: handles all events in the order of their time.
+
+use gpushare_schedule::Policy;
+use gpushare_simulator::virtual_gpu::{Discipline, Switch, VirtualGpu};
+
+use super::case::{Case, Outcome, SETTLES, Tenant};
+use super::figures::{Latencies, Share, float};
+use super::program::Program;
+use super::supervisor::{Line, Manager, Supervisor};
+use crate::chance::Chance;
+use crate::time::{MICROSECOND, SECOND};
+
+/// What the driver gives each context.
+const SLICE: u64 = 2_080 * MICROSECOND;
+/// What passes between two turns, in nanoseconds of work.
+const AT_WORK: u64 = 185 * MICROSECOND;
+const AT_REST: u64 = 110 * MICROSECOND;
+
+/// Makes the run. Without supervisors the card shares as it does by itself.
+pub(super) fn run(case: &Case, is_held: bool) -> Outcome {
+    let mut run = Run::new(case, is_held);
+    run.drive();
+    run.outcome(is_held)
+}
+
+struct Run<'c> {
+    case: &'c Case,
+    gpu: VirtualGpu,
+    programs: Vec<Program>,
+    /// Contexts of the containers, by container.
+    contexts: Vec<Vec<usize>>,
+    supervisors: Vec<Supervisor>,
+    board: Vec<Line>,
+    policies: Vec<Policy>,
+    manager: Manager,
+}
+
+impl<'c> Run<'c> {
+    fn new(case: &'c Case, is_held: bool) -> Self {
+        let chance = |number: u64| Chance::new(case.seed.wrapping_mul(1_000).wrapping_add(number));
+        let (mut programs, mut contexts, mut supervisors) = (Vec::new(), Vec::new(), Vec::new());
+        let mut count = 0;
+        for (number, tenant) in case.tenants.iter().enumerate() {
+            let first = count;
+            for process in first..first + tenant.processes {
+                let chance = chance(u64::try_from(process).unwrap_or(0));
+                programs.push(Program::new((process, number), tenant.work, tenant.starts, chance));
+            }
+            count += tenant.processes + tenant.idle;
+            contexts.push((first..count).collect::<Vec<usize>>());
+            if is_held {
+                let chance = chance(500 + u64::try_from(number).unwrap_or(0));
+                supervisors.push(Supervisor::new(number, tenant.channels, chance, case.lateness));
+            }
+        }
+        let switch = Switch { at_work: AT_WORK, at_rest: AT_REST, holds: case.holds };
+        Self {
+            case,
+            gpu: VirtualGpu::switching(Discipline::Slices(SLICE), switch, count),
+            programs,
+            contexts,
+            supervisors,
+            board: vec![Line::default(); case.tenants.len()],
+            policies: case.tenants.iter().map(|tenant| tenant.policy.clone()).collect(),
+            manager: Manager::default(),
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.case.seconds * SECOND
+    }
+
+    fn drive(&mut self) {
+        let mut changes: Vec<u64> = self.case.tenants.iter().map(|tenant| tenant.starts).collect();
+        loop {
+            let programs = self.programs.iter().filter_map(Program::wakes).min();
+            let supervisors = self.supervisors.iter().map(Supervisor::wakes).min();
+            let change = if self.programs.iter().any(Program::waits) { self.gpu.next_change() } else { None };
+            let times = [programs, supervisors, change, changes.iter().copied().min()];
+            let Some(now) = times.into_iter().flatten().min().filter(|now| *now < self.end()) else { break };
+            self.gpu.advance(now);
+            for (number, at) in changes.iter_mut().enumerate().filter(|(_, at)| **at <= now) {
+                *at = self.change(number, now);
+            }
+            self.supervise(now);
+            for program in &mut self.programs {
+                program.act(&mut self.gpu, now);
+            }
+        }
+        self.gpu.advance(self.end());
+    }
+
+    /// A container's processes start, or end. Returns when that changes again.
+    fn change(&mut self, number: usize, now: u64) -> u64 {
+        let tenant = &self.case.tenants[number];
+        let next = tenant.changes(now);
+        if !tenant.is_there(now) {
+            self.contexts[number].iter().for_each(|process| self.gpu.cancel(*process));
+            let own = self.programs.iter_mut().filter(|program| program.tenant == number);
+            own.for_each(|program| program.end(next));
+        }
+        if let Some(supervisor) = self.supervisors.get_mut(number) {
+            supervisor.notice_change(now);
+        }
+        next
+    }
+
+    fn supervise(&mut self, now: u64) {
+        for (number, supervisor) in self.supervisors.iter_mut().enumerate() {
+            if supervisor.wakes() > now {
+                continue;
+            }
+            let there: &[usize] =
+                if self.case.tenants[number].is_there(now) { &self.contexts[number] } else { &[] };
+            let card = (&mut self.gpu, &mut self.manager);
+            supervisor.act(card, (&mut self.board, &self.policies, self.case.frame), there, now);
+        }
+    }
+
+    fn outcome(&self, is_held: bool) -> Outcome {
+        let shares = self.case.tenants.iter().enumerate().map(|(number, tenant)| {
+            let counted = (tenant.starts + SETTLES, self.end());
+            let bins = self.bins(number, self.end());
+            let solo = if is_held { self.solo(tenant) } else { 1.0 };
+            let of_tenant = self.programs.iter().filter(|program| program.tenant == number);
+            let all = of_tenant.flat_map(|program| &program.latencies);
+            let took = all.filter(|(done, _)| (counted.0..counted.1).contains(done)).map(|(_, took)| *took);
+            Share::new(&bins, counted, solo, Latencies::new(took.collect(), counted.1 - counted.0))
+        });
+        let calls = float(self.manager.busy) * 100.0 / float(self.end());
+        Outcome { shares: shares.collect(), calls }
+    }
+
+    /// For how much of a second a container keeps the card busy when it is alone.
+    fn solo(&self, tenant: &Tenant) -> f64 {
+        run(&self.case.alone(tenant), false).shares[0].mean / 100.0
+    }
+
+    fn bins(&self, tenant: usize, end: u64) -> Vec<u64> {
+        let count = usize::try_from(end / gpushare_simulator::virtual_gpu::BIN).unwrap_or(0);
+        let bin = |at: usize| {
+            let of = |process: &usize| self.gpu.bins(*process).get(at).copied().unwrap_or(0);
+            self.contexts[tenant].iter().map(of).sum()
+        };
+        (0..count).map(bin).collect()
+    }
+}

@@ -1,0 +1,251 @@
+//! The supervisor of a container, and what its calls take.
+
+use std::collections::VecDeque;
+
+use gpushare_schedule::controller::{Controller, Orders, Running};
+use gpushare_schedule::frame::Frame;
+use gpushare_schedule::{Card, Policy, Tenant};
+use gpushare_simulator::virtual_gpu::{Controls, VirtualGpu};
+
+use crate::chance::Chance;
+use crate::time::MICROSECOND;
+
+/// What calls take in the median, in nanoseconds, and how their logarithms are spread.
+const STOP: (u64, f64) = (500 * MICROSECOND, 0.145);
+const START: (u64, f64) = (300 * MICROSECOND, 0.124);
+const SLICE: (u64, f64) = (250 * MICROSECOND, 0.2);
+/// After which per cent of its call a stop and a start take effect.
+const STOPS_AFTER: u64 = 48;
+const STARTS_AFTER: u64 = 90;
+/// A call names so many channels at most.
+const MOST_CHANNELS: usize = 64;
+/// A slice of 100 that is asked for runs for so much.
+const RUNS_FOR: u64 = 102;
+
+/// How late supervisors wake up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lateness {
+    /// How many of a thousand wake-ups are late,
+    pub of_thousand: u64,
+    /// and by how many nanoseconds at most.
+    pub most: u64,
+}
+
+/// RM, which does one call after the other.
+#[derive(Debug, Default)]
+pub(super) struct Manager {
+    free: u64,
+    /// Nanoseconds for which it was busy.
+    pub(super) busy: u64,
+}
+
+impl Manager {
+    /// When a call begins and ends that is made at `now`.
+    fn call(&mut self, now: u64, (median, spread): (u64, f64), chance: &mut Chance) -> (u64, u64) {
+        let begin = now.max(self.free);
+        let length = chance.log_normal(median, spread);
+        self.busy += length;
+        self.free = begin + length;
+        (begin, self.free)
+    }
+}
+
+/// What a supervisor says on the board.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Line {
+    pub(super) working: u32,
+}
+
+/// A call to be made, one of several where channels are many.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    process: usize,
+    change: Change,
+    /// Whether it is this one that changes anything: a group runs while any of its channels does.
+    is_decisive: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Stop,
+    Start,
+    Slice(u64),
+}
+
+/// Calls in hand.
+struct Job {
+    began: u64,
+    calls: VecDeque<Call>,
+    /// When the one that has been made ends.
+    ends: u64,
+    /// What is so then.
+    then: Running,
+    is_disturbed: bool,
+}
+
+pub(super) struct Supervisor {
+    tenant: usize,
+    channels: usize,
+    controller: Controller,
+    chance: Chance,
+    lateness: Lateness,
+    /// What the card was last told, and whether that is so for all processes.
+    running: Running,
+    is_settled: bool,
+    slice: Option<u32>,
+    effects: Vec<(u64, Call)>,
+    job: Option<Job>,
+    wakes: u64,
+}
+
+impl Supervisor {
+    pub(super) fn new(tenant: usize, channels: usize, chance: Chance, lateness: Lateness) -> Self {
+        Self {
+            tenant,
+            channels,
+            controller: Controller::default(),
+            chance,
+            lateness,
+            running: Running::All,
+            is_settled: true,
+            slice: None,
+            effects: Vec::new(),
+            job: None,
+            wakes: u64::MAX,
+        }
+    }
+
+    /// When it has something to do.
+    pub(super) fn wakes(&self) -> u64 {
+        let effects = self.effects.iter().map(|(at, _)| *at);
+        let next = self.job.as_ref().map_or(self.wakes, |job| job.ends);
+        effects.chain([next]).min().unwrap_or(next)
+    }
+
+    /// Takes note that processes were born, or have ended.
+    pub(super) fn notice_change(&mut self, now: u64) {
+        (self.is_settled, self.slice, self.wakes) = (self.running == Running::All, None, now);
+        self.job.iter_mut().for_each(|job| job.is_disturbed = true);
+    }
+
+    /// Does what it does at `now`. `there` are those of its processes that have a context.
+    pub(super) fn act(
+        &mut self,
+        (gpu, manager): (&mut VirtualGpu, &mut Manager),
+        (board, policies, frame): (&mut [Line], &[Policy], Frame),
+        there: &[usize],
+        now: u64,
+    ) {
+        self.take_effect(gpu, now);
+        if self.works(manager, there, now) || now < self.wakes {
+            return;
+        }
+        let groups = u32::try_from(there.len()).unwrap_or(u32::MAX);
+        board[self.tenant].working = groups;
+        if there.is_empty() {
+            (self.controller, self.wakes) = (Controller::default(), u64::MAX);
+            return;
+        }
+        let lines = board.iter().zip(policies).zip(0..).filter(|((line, _), _)| line.working > 0);
+        let tenants: Vec<Tenant> = lines
+            .map(|((line, policy), lease)| Tenant {
+                lease,
+                policy: policy.clone(),
+                is_present: true,
+                working: line.working,
+            })
+            .collect();
+        let card = Card { frame, tenants: &tenants };
+        let lease = i64::try_from(self.tenant).unwrap_or(0);
+        let orders = self.controller.step(&card, lease, now / MICROSECOND, (groups, self.calls(there)));
+        self.wakes = (orders.until * MICROSECOND).max(now) + self.lateness();
+        self.obey(&orders, there, now);
+        let _ = self.works(manager, there, now);
+    }
+
+    /// Makes the calls in hand, one after the other. Returns whether there are any.
+    fn works(&mut self, manager: &mut Manager, there: &[usize], now: u64) -> bool {
+        let calls = self.calls(there);
+        let Some(job) = &mut self.job else { return false };
+        if now < job.ends {
+            return true;
+        }
+        if let Some(call) = job.calls.pop_front() {
+            let (length, after) = match call.change {
+                Change::Stop => (STOP, STOPS_AFTER),
+                Change::Start => (START, STARTS_AFTER),
+                Change::Slice(_) => (SLICE, 100),
+            };
+            let (begin, end) = manager.call(now, length, &mut self.chance);
+            if call.is_decisive {
+                self.effects.push((begin + (end - begin) * after / 100, call));
+            }
+            job.ends = end;
+            return true;
+        }
+        if job.then == Running::None && self.running != Running::None {
+            self.controller.stopped(job.began / MICROSECOND, now / MICROSECOND, calls);
+        }
+        (self.running, self.is_settled) = (job.then, !job.is_disturbed);
+        self.wakes = if job.is_disturbed { now } else { self.wakes };
+        self.job = None;
+        false
+    }
+
+    fn obey(&mut self, orders: &Orders, there: &[usize], now: u64) {
+        let mut calls = VecDeque::new();
+        if let Some(slice) = orders.slice.filter(|slice| self.slice != Some(*slice)) {
+            self.slice = Some(slice);
+            let change = Change::Slice(u64::from(slice) * MICROSECOND * RUNS_FOR / 100);
+            calls.extend(there.iter().map(|process| Call { process: *process, change, is_decisive: true }));
+        }
+        if orders.running != self.running || !self.is_settled {
+            let groups = u32::try_from(there.len()).unwrap_or(u32::MAX);
+            let of_process = self.channels.div_ceil(MOST_CHANNELS);
+            // Those that stop make room for those that start.
+            for (change, decisive) in [(Change::Stop, of_process), (Change::Start, 1)] {
+                let runs = matches!(change, Change::Start);
+                let chosen = (0..).zip(there).filter(|(at, _)| {
+                    let is_as_before = self.is_settled && self.running.includes(*at, groups) == runs;
+                    orders.running.includes(*at, groups) == runs && !is_as_before
+                });
+                calls.extend(chosen.flat_map(|(_, process)| {
+                    (1..=of_process).map(move |number| Call {
+                        process: *process,
+                        change,
+                        is_decisive: number == decisive,
+                    })
+                }));
+            }
+        }
+        if !calls.is_empty() {
+            self.job = Some(Job { began: now, calls, ends: now, then: orders.running, is_disturbed: false });
+        }
+    }
+
+    fn take_effect(&mut self, gpu: &mut VirtualGpu, now: u64) {
+        let (due, later) = std::mem::take(&mut self.effects).into_iter().partition(|(at, _)| *at <= now);
+        self.effects = later;
+        for (_, Call { process, change, .. }) in due {
+            let before = gpu.controls(process);
+            let after = match change {
+                Change::Stop => Controls { is_stopped: true, ..before },
+                Change::Start => Controls { is_stopped: false, ..before },
+                Change::Slice(slice) => Controls { slice: Some(slice), ..before },
+            };
+            gpu.control(process, after);
+        }
+    }
+
+    fn calls(&self, there: &[usize]) -> u32 {
+        u32::try_from(there.len() * self.channels.div_ceil(MOST_CHANNELS)).unwrap_or(u32::MAX)
+    }
+
+    fn lateness(&mut self) -> u64 {
+        const LATE: u64 = 200 * MICROSECOND;
+        if self.chance.below(1_000) < self.lateness.of_thousand {
+            return LATE + self.chance.below(self.lateness.most - LATE);
+        }
+        5 * MICROSECOND + self.chance.below(20 * MICROSECOND)
+    }
+}

@@ -1,0 +1,272 @@
+//! What containers get of a card whose time supervisors hold, in virtual time. Each case runs for ten seconds
+//! with each of three seeds. Shares are per cent of what a container does alone.
+
+use std::ops::RangeInclusive;
+
+use gpushare_intercept_trial::supervised::{Between, Case, Lateness, Outcome, Tenant, Work};
+use gpushare_intercept_trial::{MICROSECOND, MILLISECOND, SECOND};
+use gpushare_schedule::Policy;
+use gpushare_schedule::frame::{Frame, Place};
+
+const SEEDS: RangeInclusive<u64> = 1..=3;
+const STEADY: Work = Work::kernels(900 * MICROSECOND);
+
+/// Windows of these per cents, one behind the other.
+fn places(percents: &[u32]) -> Vec<Place> {
+    let frame = Frame::for_windows(percents.len());
+    let lengths: Vec<u32> = percents.iter().map(|percent| frame.share(*percent)).collect();
+    frame.packed(&lengths).expect("they fit")
+}
+
+/// `fixed` containers of these per cents.
+fn fixed(shares: &[(u32, Work)]) -> Vec<Tenant> {
+    let percents: Vec<u32> = shares.iter().map(|(percent, _)| *percent).collect();
+    let places = places(&percents).into_iter().zip(shares);
+    places.map(|(place, (_, work))| Tenant::new(Policy::Fixed(place), *work)).collect()
+}
+
+fn burst(share: u32, work: Work) -> Tenant {
+    Tenant::new(Policy::Burst { share, ceiling: 100 }, work)
+}
+
+fn run(tenants: &[Tenant]) -> Vec<Outcome> {
+    SEEDS.map(|seed| Case::new(tenants.to_vec(), seed).run()).collect()
+}
+
+/// What each container got with each seed, as a line of text.
+fn line(outcome: &Outcome) -> String {
+    let share = |share: &gpushare_intercept_trial::supervised::Share| {
+        let (least, most) = share.seconds;
+        format!("{:.1} ({least:.1} to {most:.1})", share.mean)
+    };
+    let shares: Vec<String> = outcome.shares.iter().map(share).collect();
+    format!("{}, sum {:.1}, calls {:.1} %", shares.join(", "), outcome.sum(), outcome.calls)
+}
+
+/// Checks that each container has its per cent in the mean and in every second, and that little is lost.
+fn holds_fixed(what: &str, shares: &[u32], tenants: &[Tenant]) {
+    for outcome in run(tenants) {
+        println!("{what}: {}", line(&outcome));
+        let promised: u32 = shares.iter().sum();
+        for (percent, share) in shares.iter().map(|percent| f64::from(*percent)).zip(&outcome.shares) {
+            assert!((share.mean - percent).abs() <= 1.0, "{what}: {}", line(&outcome));
+            let (least, most) = share.seconds;
+            assert!(percent - least <= 3.0 && most - percent <= 3.0, "{what}: {}", line(&outcome));
+        }
+        assert!(outcome.sum() >= f64::from(promised) * 0.97, "{what}: {}", line(&outcome));
+    }
+}
+
+/// Checks that no container has less than its per cent by more than `lack`, and what all have together.
+fn holds_burst(what: &str, shares: &[(u32, f64)], least_sum: f64, tenants: &[Tenant]) {
+    for outcome in run(tenants) {
+        println!("{what}: {}", line(&outcome));
+        for ((percent, lack), share) in shares.iter().zip(&outcome.shares) {
+            assert!(f64::from(*percent) - share.mean <= *lack, "{what}: {}", line(&outcome));
+        }
+        assert!(outcome.sum() >= least_sum, "{what}: {}", line(&outcome));
+    }
+}
+
+/// What an H200 was seen to give to two and three busy programs by its own time slices.
+#[test]
+fn without_supervisors_the_card_shares_as_a_real_one_did() {
+    for (programs, measured) in [(2, 47.1), (3, 31.3)] {
+        let tenants = vec![Tenant::new(Policy::Unlimited, STEADY); programs];
+        for share in Case::new(tenants, 1).run_free().shares {
+            assert!((share.mean - measured).abs() <= 2.0, "{programs}: {:.1}", share.mean);
+        }
+    }
+}
+
+#[test]
+fn fixed_shares_are_held_whatever_the_programs_do() {
+    let works = [
+        ("20 us", Work::kernels(20 * MICROSECOND)),
+        ("0.9 ms", STEADY),
+        ("2 s", Work::kernels(2 * SECOND)),
+        ("1 ms with waits", Work::waits(MILLISECOND, 0)),
+        ("0.2 ms with waits", Work::waits(200 * MICROSECOND, 40 * MICROSECOND)),
+        ("training", Work::training()),
+    ];
+    let shares: [&[u32]; 5] = [&[30, 70], &[30, 60], &[10, 90], &[25, 25, 50], &[20; 5]];
+    for shares in shares {
+        // Everybody does the same, and then each something else.
+        for (number, (what, work)) in works.iter().enumerate() {
+            let same: Vec<(u32, Work)> = shares.iter().map(|percent| (*percent, *work)).collect();
+            holds_fixed(&format!("{shares:?}, {what}"), shares, &fixed(&same));
+            let others = works.iter().cycle().skip(number).map(|(_, work)| *work);
+            let mixed: Vec<(u32, Work)> = shares.iter().copied().zip(others).collect();
+            holds_fixed(&format!("{shares:?}, {what} and others"), shares, &fixed(&mixed));
+        }
+    }
+}
+
+#[test]
+fn fixed_shares_are_held_whatever_the_number_of_processes_and_channels() {
+    for (one, two) in [(2, 1), (1, 2), (4, 1), (1, 4), (4, 4)] {
+        for channels in [8, 16] {
+            let mut tenants = fixed(&[(30, STEADY), (70, STEADY)]);
+            (tenants[0].processes, tenants[1].processes) = (one, two);
+            tenants.iter_mut().for_each(|tenant| tenant.channels = channels);
+            holds_fixed(&format!("{one} and {two} processes of {channels} channels"), &[30, 70], &tenants);
+        }
+    }
+    let mut tenants = fixed(&[(30, STEADY), (70, STEADY)]);
+    tenants[1].channels = 64;
+    holds_fixed("64 channels", &[30, 70], &tenants);
+}
+
+/// What many channels cost is their own container's.
+#[test]
+fn five_hundred_channels_cost_the_others_little() {
+    for (many, other) in [(0, 1), (1, 0)] {
+        let mut tenants = fixed(&[(30, STEADY), (70, STEADY)]);
+        tenants[many].channels = 500;
+        for outcome in run(&tenants) {
+            println!("{}", line(&outcome));
+            let want = [30.0, 70.0][other];
+            assert!(want - outcome.shares[other].mean <= 1.0, "{}", line(&outcome));
+        }
+    }
+}
+
+#[test]
+fn a_lone_container_has_its_window_or_the_whole_card() {
+    for work in [STEADY, Work::kernels(200 * MILLISECOND), Work::kernels(100 * SECOND)] {
+        for outcome in run(&fixed(&[(30, work)])) {
+            assert!((29.5..=30.5).contains(&outcome.shares[0].mean), "{}", line(&outcome));
+        }
+        for outcome in run(&[burst(30, work)]) {
+            assert!(outcome.shares[0].mean >= 99.5, "{}", line(&outcome));
+        }
+    }
+}
+
+/// Nobody starves beside windows, and what a window's owner does not use goes to those without one.
+#[test]
+fn containers_without_a_window_live_beside_those_with_one() {
+    for other in [Tenant::new(Policy::Unlimited, STEADY), burst(5, STEADY)] {
+        let mut tenants = fixed(&[(30, STEADY), (65, STEADY)]);
+        tenants.push(other);
+        for outcome in run(&tenants) {
+            println!("{}", line(&outcome));
+            let means: Vec<f64> = outcome.shares.iter().map(|share| share.mean).collect();
+            assert!((means[0] - 30.0).abs() <= 1.0 && (means[1] - 65.0).abs() <= 1.0, "{means:?}");
+            assert!(means[2] >= 4.0, "{means:?}");
+        }
+        // The first one comes in the sixth second.
+        tenants[0].starts = 6 * SECOND;
+        for outcome in run(&tenants) {
+            println!("{}", line(&outcome));
+            assert!((outcome.shares[0].mean - 30.0).abs() <= 1.0, "{}", line(&outcome));
+            assert!(outcome.shares[2].seconds.1 >= 33.0, "{}", line(&outcome));
+        }
+    }
+}
+
+#[test]
+fn burst_shares_are_held_whatever_the_number_of_processes() {
+    for work in [Work::kernels(20 * MICROSECOND), STEADY, Work::kernels(100 * MILLISECOND)] {
+        let pair = |one: usize, two: usize| [burst(30, work).processes(one), burst(70, work).processes(two)];
+        holds_burst("one each", &[(30, 2.0), (70, 2.0)], 96.0, &pair(1, 1));
+        holds_burst("five", &[(20, 2.0); 5], 96.0, &[20; 5].map(|share| burst(share, work)));
+        for (processes, lack) in [(2, 2.5), (4, 2.5), (8, 6.0), (16, f64::INFINITY)] {
+            holds_burst(&format!("{processes} and 1"), &[(30, lack), (70, 2.0)], 0.0, &pair(processes, 1));
+            holds_burst(&format!("1 and {processes}"), &[(30, 2.0), (70, lack)], 0.0, &pair(1, processes));
+        }
+    }
+    let training = [burst(30, Work::training()), burst(70, Work::training())];
+    holds_burst("training", &[(30, 2.0), (70, 2.0)], 99.0, &training);
+}
+
+/// A program that waits after each kernel has its share while the card keeps an idle group until it is back.
+#[test]
+fn programs_that_wait_have_their_share_where_the_card_waits_for_them() {
+    for (one, two) in [(true, false), (false, true), (true, true)] {
+        let work = |waits| if waits { Work::waits(MILLISECOND, 0) } else { Work::kernels(MILLISECOND) };
+        for seed in SEEDS {
+            let case = Case::new(vec![burst(30, work(one)), burst(70, work(two))], seed);
+            let outcome = Case { holds: 80 * MICROSECOND, ..case }.run();
+            println!("{}", line(&outcome));
+            assert!(30.0 - outcome.shares[0].mean <= 2.0, "{}", line(&outcome));
+            assert!(70.0 - outcome.shares[1].mean <= 2.0, "{}", line(&outcome));
+        }
+    }
+}
+
+#[test]
+fn an_inference_beside_any_number_of_busy_processes_answers_soon() {
+    for processes in [1, 2, 4, 8, 16] {
+        for seed in SEEDS {
+            let tenants = vec![burst(30, Work::closed_loop()), burst(70, STEADY).processes(processes)];
+            let outcome = Case::new(tenants, seed).run();
+            let latencies = outcome.shares[0].latencies;
+            println!("beside {processes}: {latencies:.1?}");
+            assert!(latencies.p50 <= 10.0 && latencies.p99 <= 14.0, "{processes}: {latencies:?}");
+        }
+    }
+}
+
+/// A ceiling is a cap, and a share below it is held.
+#[test]
+fn a_ceiling_caps_and_keeps_the_share() {
+    let capped = Tenant::new(Policy::Burst { share: 30, ceiling: 60 }, STEADY);
+    for outcome in run(std::slice::from_ref(&capped)) {
+        assert!((outcome.shares[0].mean - 60.0).abs() <= 1.0, "{}", line(&outcome));
+    }
+    // Where its time and the round of slices fit badly, one of them is a part of a slice short in each frame.
+    for (share, ceiling, lack) in [(30, 60, 2.0), (20, 50, 2.0), (10, 40, 3.0)] {
+        let capped = Tenant::new(Policy::Burst { share, ceiling }, STEADY);
+        let shares = [(share, 2.0), (100 - share, lack)];
+        holds_burst(
+            &format!("{share}, at most {ceiling}"),
+            &shares,
+            96.0,
+            &[capped, burst(100 - share, STEADY)],
+        );
+    }
+}
+
+/// Every twentieth time a supervisor wakes up late, by up to 5 ms.
+#[test]
+fn late_supervisors_cost_little() {
+    for seed in SEEDS {
+        let case = Case::new(fixed(&[(30, STEADY), (70, STEADY)]), seed);
+        let outcome = Case { lateness: Lateness { of_thousand: 50, most: 5 * MILLISECOND }, ..case }.run();
+        println!("{}", line(&outcome));
+        for (share, want) in outcome.shares.iter().zip([30.0, 70.0]) {
+            assert!((share.mean - want).abs() <= 1.5, "{}", line(&outcome));
+            assert!(want - share.seconds.0 <= 4.0 && share.seconds.1 - want <= 4.0, "{}", line(&outcome));
+        }
+    }
+}
+
+/// A container whose contexts come and go a hundred times in a second takes nothing of the others'
+/// guarantees.
+#[test]
+fn contexts_that_come_and_go_starve_nobody() {
+    let mut tenants = fixed(&[(30, STEADY), (60, STEADY)]);
+    tenants[0].beat = Some(5 * MILLISECOND);
+    tenants.push(burst(10, STEADY));
+    for outcome in run(&tenants) {
+        println!("{}", line(&outcome));
+        assert!((outcome.shares[1].mean - 60.0).abs() <= 1.5, "{}", line(&outcome));
+        assert!(outcome.shares[2].mean >= 9.0, "{}", line(&outcome));
+    }
+}
+
+/// Requests that come by chance wait for the window. The page on modes says how long.
+#[test]
+fn requests_in_a_window_wait_for_it_at_most_once_and_again() {
+    let frame = 50.0;
+    for (percent, between) in [(30, Between::Arrivals(SECOND / 20)), (60, Between::Pause(5 * MILLISECOND))] {
+        let work = Work::inference(between);
+        for outcome in run(&fixed(&[(percent, work), (100 - percent, STEADY)])) {
+            let latencies = outcome.shares[0].latencies;
+            println!("{percent} per cent: {latencies:.1?}");
+            let rest = (1.0 - f64::from(percent) / 100.0) * frame;
+            assert!(latencies.p99 <= 8.0 + 2.0 * rest, "{latencies:?}");
+        }
+    }
+}
