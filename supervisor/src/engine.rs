@@ -3,6 +3,8 @@
 //! A channel runs if two want it: the schedule, and the program, which may stop its own channels and starts
 //! them again. Channels of copy engines are not here: they go on running.
 
+use gpushare_schedule::controller::Running;
+
 use crate::abi::{Era, channels, put, slice};
 use crate::handles::Handles;
 use crate::manager::{Manager, Subdevice, add_subdevice, class_of};
@@ -55,15 +57,15 @@ struct Member<F> {
 #[derive(Debug)]
 pub struct Engine<F> {
     members: Vec<Member<F>>,
-    runs: bool,
-    /// Whether it is certain that the channels do what `runs` says.
+    running: Running,
+    /// Whether it is certain that the channels do what `running` says.
     is_settled: bool,
     is_disturbed: bool,
 }
 
 impl<F> Default for Engine<F> {
     fn default() -> Self {
-        Self { members: Vec::new(), runs: true, is_settled: true, is_disturbed: false }
+        Self { members: Vec::new(), running: Running::All, is_settled: true, is_disturbed: false }
     }
 }
 
@@ -73,9 +75,26 @@ impl<F> Engine<F> {
         self.members.is_empty()
     }
 
-    /// Whether its channels run now, as the schedule has it.
-    pub fn runs(&self) -> bool {
-        self.runs
+    /// Which of its groups run now, as the schedule has it.
+    pub fn running(&self) -> Running {
+        self.running
+    }
+
+    /// Whether the schedule has stopped the group or channel of this handle.
+    pub fn has_stopped(&self, client: u32, handle: u32) -> bool {
+        let groups = self.groups();
+        let mut all = (0..).zip(
+            self.members
+                .iter()
+                .flat_map(|member| member.groups.iter().map(move |group| (member, group.handle))),
+        );
+        all.any(|(at, (member, group))| {
+            let is_it =
+                |channel: &Channel| channel.group == group && (channel.handle == handle || group == handle);
+            member.seat.client == client
+                && !self.running.includes(at, groups)
+                && member.channels.iter().any(is_it)
+        })
     }
 
     /// Whether nobody may have changed that since.
@@ -83,9 +102,15 @@ impl<F> Engine<F> {
         self.is_settled
     }
 
+    /// Has all channels told anew what to do when they are next told anything.
+    pub fn doubt(&mut self) {
+        self.is_settled = self.is_empty();
+    }
+
     /// Takes note that a program may be starting channels by itself.
     pub fn disturb(&mut self) {
-        (self.is_settled, self.is_disturbed) = (self.is_empty(), !self.is_empty());
+        self.doubt();
+        self.is_disturbed = !self.is_empty();
     }
 
     /// Whether that was so since this was last asked.
@@ -137,7 +162,8 @@ impl<F> Engine<F> {
         if member.groups.iter().all(|known| known.handle != group) {
             member.groups.push(Group { handle: group, slice: 0 });
         }
-        self.is_settled &= self.runs;
+        // It shifts the turns of the others.
+        self.is_settled &= self.running == Running::All;
     }
 
     /// Drops what a client has under this handle, its own for all of it: RM has freed it.
@@ -155,6 +181,7 @@ impl<F> Engine<F> {
             groups.retain(|group| channels.iter().any(|one| one.group == group.handle));
         }
         self.members.retain(|member| !member.channels.is_empty());
+        self.is_settled &= !matches!(self.running, Running::Some { .. });
         self.is_settled |= self.is_empty();
     }
 
@@ -213,31 +240,47 @@ impl<F> Engine<F> {
         (era, handles): (&Era, &mut Handles),
         has_ended: impl Fn(&F) -> bool,
     ) {
-        for member in &mut self.members {
-            if member.seat.watch.as_ref().is_none_or(&has_ended) {
-                let _ = member.set(manager, era, handles, false);
-                member.channels.clear();
-            }
+        let has_ended = |member: &&mut Member<F>| member.seat.watch.as_ref().is_none_or(&has_ended);
+        for member in self.members.iter_mut().filter(has_ended) {
+            let all: Vec<u32> = member.groups.iter().map(|group| group.handle).collect();
+            let _ = member.set(manager, era, handles, &all, false);
+            member.channels.clear();
+            self.is_settled &= !matches!(self.running, Running::Some { .. });
         }
         self.members.retain(|member| !member.channels.is_empty());
         self.is_settled |= self.is_empty();
     }
 
-    /// Lets all channels run, or stops them, and returns how many calls to RM that took.
+    /// Lets these groups' channels run and stops the others', and returns how many calls to RM that took.
     pub fn set<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
         era: &Era,
         handles: &mut Handles,
-        runs: bool,
+        running: Running,
     ) -> u32 {
-        let mut made = 0;
-        for member in &mut self.members {
-            let calls = member.set(manager, era, handles, runs);
-            member.is_reached = calls.is_some();
-            made += calls.unwrap_or(0);
+        let (mut made, groups) = (0, self.groups());
+        let before = self.running;
+        let is_new =
+            |at: u32| !self.is_settled || before.includes(at, groups) != running.includes(at, groups);
+        self.members.iter_mut().for_each(|member| member.is_reached = true);
+        // Those that stop make room for those that start.
+        for runs in [false, true] {
+            let mut first = 0u32;
+            for member in &mut self.members {
+                let own = u32::try_from(member.groups.len()).unwrap_or(u32::MAX);
+                let numbers = first..first.saturating_add(own);
+                first = numbers.end;
+                let chosen = numbers
+                    .zip(&member.groups)
+                    .filter(|(at, _)| is_new(*at) && running.includes(*at, groups) == runs);
+                let chosen: Vec<u32> = chosen.map(|(_, group)| group.handle).collect();
+                let calls = member.set(manager, era, handles, &chosen, runs);
+                member.is_reached &= calls.is_some();
+                made += calls.unwrap_or(0);
+            }
         }
-        self.runs = runs;
+        self.running = running;
         self.is_settled = self.members.iter().all(|member| member.is_reached);
         made
     }
@@ -260,16 +303,19 @@ impl<F> Engine<F> {
 }
 
 impl<F> Member<F> {
-    /// How many calls were made; `None` if RM did not do them all.
+    /// Stops or starts the channels of these groups, and returns how many calls were made; `None` if RM did not do
+    /// them all.
     fn set<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
         era: &Era,
         handles: &mut Handles,
+        groups: &[u32],
         runs: bool,
     ) -> Option<u32> {
-        let named = self.channels.iter().filter(|one| !runs || one.is_wanted).map(|one| one.handle);
-        let named: Vec<u32> = named.collect();
+        let chosen =
+            self.channels.iter().filter(|one| groups.contains(&one.group) && (!runs || one.is_wanted));
+        let named: Vec<u32> = chosen.map(|one| one.handle).collect();
         let mut calls = 0;
         for part in named.chunks(channels::MOST) {
             calls += 1;

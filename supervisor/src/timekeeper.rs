@@ -11,7 +11,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use gpushare_schedule::Card;
-use gpushare_schedule::windows::Overrun;
+use gpushare_schedule::controller::{Controller, Running};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
@@ -26,8 +26,6 @@ use crate::kernel::Kernel;
 use crate::sys;
 use crate::tasks::now;
 
-/// Microseconds that stopping takes for each call, after which a call is late.
-const STOP: u64 = 500;
 /// After how many microseconds a call that RM did not do, or whose effect a program may have undone, is made
 /// anew.
 const RETRY: u64 = 2_000;
@@ -53,9 +51,7 @@ struct Timekeeper {
     board: Board,
     wake: Arc<EventFd>,
     handles: Handles,
-    overrun: Overrun,
-    /// When the channels that run now should stop.
-    due: Option<u64>,
+    controller: Controller,
     /// Since when some channels cannot be reached.
     failing: Option<u64>,
     /// When channels are stopped once more, since a call that was let through may have started them.
@@ -83,8 +79,7 @@ pub fn start(ground: &Ground, boards: &Path) -> io::Result<Option<Compute<OwnedF
             board,
             wake,
             handles: Handles::new(sys::random()),
-            overrun: Overrun::default(),
-            due: None,
+            controller: Controller::default(),
             failing: None,
             again: None,
         };
@@ -143,28 +138,29 @@ impl Timekeeper {
         engine.drop_ended(&mut kernel, (era, &mut self.handles), has_ended);
         let Some(plan) = page.plan(gpu).filter(|_| !engine.is_empty()) else {
             self.board.leave();
-            (self.overrun, self.due, self.failing, self.again) = (Overrun::default(), None, None, None);
+            (self.controller, self.failing, self.again) = (Controller::default(), None, None);
             return None;
         };
         self.board.publish(lease, &plan, engine.groups());
         let (frame, tenants) = self.board.read();
         let card = Card { frame, tenants: &tenants };
         let began = now();
-        let stretch = card.stretch(lease, began, engine.calls(), &mut self.overrun);
-        if let Some(slices) = card.slices(lease) {
-            engine.set_slices(&mut kernel, slices.slice);
+        let orders = self.controller.step(&card, lease, began, (engine.groups(), engine.calls()));
+        if let Some(slice) = orders.slice {
+            engine.set_slices(&mut kernel, slice);
         }
         let is_due = self.again.is_some_and(|again| again <= began);
         self.again = self.again.filter(|_| !is_due);
         if engine.take_disturbance() {
             let _ = self.again.get_or_insert(began + RETRY);
         }
-        if engine.runs() != stretch.runs || !engine.is_settled() || (is_due && !stretch.runs) {
-            let calls = engine.set(&mut kernel, era, &mut self.handles, stretch.runs);
-            if !stretch.runs
-                && let Some(due) = self.due.take()
-            {
-                self.overrun.add(late(due, began, calls));
+        if is_due && orders.running != Running::All {
+            engine.doubt();
+        }
+        if engine.running() != orders.running || !engine.is_settled() {
+            let calls = engine.set(&mut kernel, era, &mut self.handles, orders.running);
+            if orders.running == Running::None {
+                self.controller.stopped(began, now(), calls);
             }
             self.failing = (!engine.is_settled()).then(|| self.failing.unwrap_or(began));
             if self.failing.is_some_and(|since| began.saturating_sub(since) > PATIENCE) {
@@ -174,18 +170,9 @@ impl Timekeeper {
                 }
             }
         }
-        if stretch.runs {
-            self.due = Some(stretch.until);
-        }
         let retry = (!engine.is_settled()).then(|| now() + RETRY);
-        [Some(stretch.until), retry, self.again].into_iter().flatten().min()
+        [Some(orders.until), retry, self.again].into_iter().flatten().min()
     }
-}
-
-/// By how many microseconds channels that should have stopped at `due` did so too late.
-fn late(due: u64, began: u64, calls: u32) -> u64 {
-    let took = now().saturating_sub(began).saturating_sub(STOP * u64::from(calls));
-    began.saturating_sub(due).saturating_add(took)
 }
 
 fn has_ended(watch: &OwnedFd) -> bool {

@@ -1,5 +1,6 @@
 //! Channels on compute engines: which there are, and what programs may do to them.
 
+use gpushare_schedule::controller::Running;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::allocate::COPY_GROUP;
@@ -99,8 +100,9 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             device,
             subdevice,
         });
-        if !engine.runs() {
-            let _ = engine.set(&mut self.manager, self.era, &mut self.handles, false);
+        let running = engine.running();
+        if running != Running::All {
+            let _ = engine.set(&mut self.manager, self.era, &mut self.handles, running);
         }
         drop(engine);
         (compute.wake)(gpu);
@@ -157,14 +159,18 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
     pub(super) fn has_stopped(&self, client: u32, handle: u32) -> bool {
         let engines = self.engines();
         let mut all = engines.iter().flat_map(Engines::all);
-        all.any(|(_, mut engine)| engine.begin(client, handle) && !engine.runs())
+        all.any(|(_, mut engine)| engine.begin(client, handle) && engine.has_stopped(client, handle))
     }
 
     /// Stops channels anew that should not run.
     pub(super) fn stop_again(&mut self) {
         let Some(engines) = self.engines() else { return };
-        for (_, mut engine) in engines.all().filter(|(_, engine)| !engine.runs() && !engine.is_empty()) {
-            let _ = engine.set(&mut self.manager, self.era, &mut self.handles, false);
+        for (_, mut engine) in engines.all().filter(|(_, engine)| !engine.is_empty()) {
+            let running = engine.running();
+            if running != Running::All {
+                engine.doubt();
+                let _ = engine.set(&mut self.manager, self.era, &mut self.handles, running);
+            }
         }
     }
 
@@ -172,7 +178,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
     pub(super) fn disturb(&mut self) {
         let Some(compute) = &self.compute else { return };
         for (gpu, mut engine) in compute.engines.all() {
-            if !engine.runs() {
+            if engine.running() != Running::All {
                 engine.disturb();
                 (compute.wake)(gpu);
             }

@@ -125,7 +125,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         let runs = parameters[STOPS] == 0;
         let is_stopped = |(client, channel): &(u32, u32)| {
-            engines.iter().any(|engine| !engine.runs() && engine.has(*client, *channel))
+            engines.iter().any(|engine| engine.has_stopped(*client, *channel))
         };
         // These are started when the schedule says so.
         let later: Vec<(u32, u32)> = named.iter().copied().filter(|one| runs && is_stopped(one)).collect();

@@ -1,6 +1,7 @@
 //! What programs may do to channels whose time a supervisor holds.
 
 use gpushare_attackers::world::{Ground, Performed, World, era};
+use gpushare_schedule::controller::Running;
 use gpushare_supervisor::abi::{channel_group, channels, interleave, put, slice};
 use gpushare_supervisor::calls::Engines;
 use gpushare_supervisor::engine::list;
@@ -41,9 +42,13 @@ impl<'g> Tested<'g> {
 
     /// As a timekeeper does it. Returns whether RM did all of it.
     fn set(&mut self, runs: bool) -> bool {
+        self.let_run(if runs { Running::All } else { Running::None })
+    }
+
+    fn let_run(&mut self, running: Running) -> bool {
         let mut manager = Performed::new(&self.world.manager);
         let mut engine = self.engines.on(0);
-        let _ = engine.set(&mut manager, era(), &mut self.handles, runs);
+        let _ = engine.set(&mut manager, era(), &mut self.handles, running);
         engine.is_settled()
     }
 
@@ -122,6 +127,31 @@ fn slices_are_given_by_the_schedule_alone() {
     let mut manager = Performed::new(&tested.world.manager);
     tested.engines.on(0).set_slices(&mut manager, 3_000);
     assert_eq!(given(&tested), Some(3_000));
+}
+
+#[test]
+fn groups_take_turns_and_programs_cannot_start_those_whose_turn_it_is_not() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let made: Vec<(u32, [u32; 3])> =
+        PROGRAMS.iter().cycle().take(4).map(|pid| (*pid, tested.program(*pid, 1))).collect();
+    let run = |tested: &Tested<'_>| -> Vec<bool> {
+        made.iter().map(|(_, [client, _, channel])| tested.runs(*client, *channel) == Some(true)).collect()
+    };
+    let mut seen = [0; 4];
+    for first in 0..4 {
+        assert!(tested.let_run(Running::Some { first, count: 2 }));
+        let now = run(&tested);
+        assert_eq!(now.iter().filter(|runs| **runs).count(), 2, "{now:?}");
+        seen.iter_mut().zip(&now).for_each(|(seen, runs)| *seen += u32::from(*runs));
+        for (pid, [client, _, channel]) in &made {
+            let _ = tested.ask(*pid, *client, &[*channel], true);
+        }
+        assert_eq!(run(&tested), now, "a program's own start");
+    }
+    assert_eq!(seen, [2; 4]);
+    assert!(tested.set(true));
+    assert_eq!(run(&tested), [true; 4]);
 }
 
 #[test]
