@@ -104,6 +104,7 @@ struct QuotaSection {
     reserve: String,
     memory_percent: u16,
     cores_percent: u16,
+    compute_reserve: u8,
     cordoned: Vec<String>,
     cordoned_by_command: Vec<String>,
     replicas: u16,
@@ -417,11 +418,16 @@ fn admission(section: &QuotaSection) -> Result<Admission, ConfigError> {
             return Err(value(key, &percent.to_string(), "must be from 1 to 1000"));
         }
     }
+    if section.compute_reserve > 50 {
+        let reserve = section.compute_reserve.to_string();
+        return Err(value("quota.compute_reserve", &reserve, "must be from 0 to 50"));
+    }
     Ok(Admission {
         placement,
         reserve: size("quota.reserve", &section.reserve)?,
         memory_percent: section.memory_percent,
         cores_percent: section.cores_percent,
+        compute_reserve: section.compute_reserve,
         replicas: section.replicas,
         host_memory: size("quota.host_memory", &section.host_memory)?,
         cordoned: &cordoned("quota.cordoned", &section.cordoned)? | &by_command(section)?,

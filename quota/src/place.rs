@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use gpushare_claims::{Cores, Devices, MemoryRequest, Mode, NodeGpus, Request, find_gpu};
+use gpushare_claims::{ComputePolicy, Cores, Devices, MemoryRequest, Mode, NodeGpus, Request, find_gpu};
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::enforcement::{Company, Enforcement};
@@ -23,6 +23,9 @@ pub struct Admission {
     pub memory_percent: u16,
     /// The most compute that all leases on a GPU may hold together, in percent; 100 is no over-commit.
     pub cores_percent: u16,
+    /// Compute of a GPU, in percent, that no windows take while a container without a window is on it, where
+    /// supervisors hold compute.
+    pub compute_reserve: u8,
     /// GPUs of which no new lease gets a share, unless the cluster's scheduler has given it. Living leases
     /// keep theirs, and may change.
     pub cordoned: BTreeSet<GpuUuid>,
@@ -39,6 +42,7 @@ impl Default for Admission {
             reserve: DeviceMemory::ZERO,
             memory_percent: 100,
             cores_percent: 100,
+            compute_reserve: 5,
             cordoned: BTreeSet::new(),
             replicas: 10,
             host_memory: DeviceMemory::ZERO,
@@ -87,25 +91,60 @@ pub struct GpuLoad {
     pub company: Option<Company>,
     /// Number of leases of the GPU's MIG instances. They may outlive the instances.
     pub of_instances: u64,
+    /// Sum of the compute, in percent, of leases that run in windows of a supervisor's.
+    pub windows: u64,
+    /// Number of leases that a supervisor lets run between windows.
+    pub between: u64,
+}
+
+/// When a lease runs whose time a supervisor holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// In a window of so many percent.
+    InWindow(u64),
+    /// Between the windows of others.
+    Between,
+}
+
+impl Runs {
+    /// When a lease with this much compute runs; `None` where no supervisor holds its time.
+    pub(crate) fn of(enforcement: Enforcement, policy: ComputePolicy, cores: Option<Cores>) -> Option<Self> {
+        let is_held = enforcement == Enforcement::Scheduled;
+        is_held.then(|| match cores.filter(|_| policy == ComputePolicy::Fixed) {
+            Some(cores) => Self::InWindow(cores.percent().into()),
+            None => Self::Between,
+        })
+    }
 }
 
 impl GpuLoad {
     /// Adds one lease's grant.
-    pub(crate) fn add(&mut self, grant: &Grant, company: Company) {
+    pub(crate) fn add(&mut self, grant: &Grant, enforcement: Enforcement, policy: ComputePolicy) {
+        let company = enforcement.terms().company;
         self.memory = self.memory.saturating_add(grant.memory);
         self.cores += grant.cores.map_or(0, |cores| u64::from(cores.percent()));
         self.leases += 1;
         // No admission makes two companies meet. If they do, nobody joins them.
         let is_other = self.company.is_some_and(|held| held != company);
         self.company = Some(if is_other { Company::Nobody } else { company });
+        match Runs::of(enforcement, policy, grant.cores) {
+            Some(Runs::InWindow(percent)) => self.windows += percent,
+            Some(Runs::Between) => self.between += 1,
+            None => {}
+        }
     }
 
     /// Takes one lease's grant away.
-    pub(crate) fn remove(&mut self, grant: &Grant) {
+    pub(crate) fn remove(&mut self, grant: &Grant, enforcement: Enforcement, policy: ComputePolicy) {
         self.memory = self.memory.saturating_sub(grant.memory);
         self.cores = self.cores.saturating_sub(grant.cores.map_or(0, |cores| u64::from(cores.percent())));
         self.leases = self.leases.saturating_sub(1);
         self.company = self.company.filter(|_| self.leases > 0);
+        match Runs::of(enforcement, policy, grant.cores) {
+            Some(Runs::InWindow(percent)) => self.windows = self.windows.saturating_sub(percent),
+            Some(Runs::Between) => self.between = self.between.saturating_sub(1),
+            None => {}
+        }
     }
 }
 
@@ -379,6 +418,10 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
     limit_misfit(limit, candidate)
         .or_else(|| memory_misfit(share.memory, candidate))
         .or_else(|| cores_misfit(share.cores?, candidate, rules))
+        .or_else(|| {
+            let runs = Runs::of(Enforcement::of(request), request.compute_policy, share.cores);
+            reserve_misfit(runs?, candidate.load, rules, candidate.gpu)
+        })
 }
 
 /// To a share, leases of whole GPUs are memory that is not free, which says more.
@@ -415,6 +458,24 @@ fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Optio
     let free = u64::from(rules.cores_percent).saturating_sub(candidate.load.cores);
     let misfit = u64::from(asked.percent()) > free;
     misfit.then(|| Refusal::Cores { asked, free, place: candidate.gpu.to_string() })
+}
+
+/// Why a lease that runs so cannot stand beside the `load` of others: windows would take all of the GPU's
+/// time, and somebody runs between them.
+pub(crate) fn reserve_misfit(runs: Runs, load: GpuLoad, rules: &Admission, gpu: &Gpu) -> Option<Refusal> {
+    let (asked, windows, between) = match runs {
+        Runs::InWindow(percent) => (Some(percent), load.windows + percent, load.between),
+        Runs::Between => (None, load.windows, load.between + 1),
+    };
+    let most = 100u64.saturating_sub(rules.compute_reserve.into());
+    let misfit = between > 0 && windows > most;
+    misfit.then(|| Refusal::ComputeReserve {
+        asked,
+        free: most.saturating_sub(load.windows),
+        held: load.windows,
+        reserve: rules.compute_reserve,
+        place: gpu.to_string(),
+    })
 }
 
 /// The grant that a living lease has on `gpu` once it is given `memory` and `cores` (`None`: as it was),

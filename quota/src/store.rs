@@ -491,9 +491,9 @@ impl Page {
 /// Sums by GPU.
 fn sum(held: impl IntoIterator<Item = Held>) -> Loads {
     let mut loads = Loads::new();
-    for Held { grants, enforcement, .. } in held {
+    for Held { grants, enforcement, compute_policy, .. } in held {
         for grant in &grants {
-            loads.entry(grant.gpu).or_default().add(grant, enforcement.terms().company);
+            loads.entry(grant.gpu).or_default().add(grant, enforcement, compute_policy);
             if let Some(card) = grant.card {
                 loads.entry(card).or_default().of_instances += 1;
             }

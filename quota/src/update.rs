@@ -6,7 +6,7 @@ use gpushare_claims::{ComputePolicy, Cores, MemoryRequest, Priority};
 use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::lease::{Grant, Lease};
-use crate::place::{Admission, GpuLoad, Refusal, resize};
+use crate::place::{Admission, GpuLoad, Refusal, Runs, reserve_misfit, resize};
 
 /// A share of a GPU's compute, or none that is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,26 +65,33 @@ pub(crate) fn changed(
     load: impl Fn(GpuUuid) -> GpuLoad,
     rules: &Admission,
 ) -> Result<Lease, Refusal> {
+    let policy = changes.iter().rev().find_map(|one| one.compute_policy).unwrap_or(lease.compute_policy);
     let grants = lease.grants.iter().map(|old| {
         let is_meant = |change: &&Change| {
             let is_figure = change.memory.is_some() || change.cores.is_some();
             is_figure && change.gpu.is_none_or(|wanted| wanted == old.gpu)
         };
         let mut others = load(old.gpu);
-        others.remove(old);
-        changes.iter().filter(is_meant).try_fold(old.clone(), |grant, change| {
-            let gpu = gpus.iter().find(|gpu| gpu.uuid == grant.gpu);
-            let gpu = gpu.ok_or_else(|| Refusal::OutOfService { place: grant.gpu.to_string() })?;
+        others.remove(old, lease.enforcement, lease.compute_policy);
+        let found = gpus.iter().find(|gpu| gpu.uuid == old.gpu);
+        let new = changes.iter().filter(is_meant).try_fold(old.clone(), |grant, change| {
+            let gpu = found.ok_or_else(|| Refusal::OutOfService { place: grant.gpu.to_string() })?;
             resize(&grant, change.memory, change.cores, gpu, others, rules)
-        })
+        })?;
+        let runs = |policy, grant: &Grant| Runs::of(lease.enforcement, policy, grant.cores);
+        match (runs(lease.compute_policy, old), runs(policy, &new)) {
+            // A window may shrink even on a node that has granted too much.
+            (Some(Runs::InWindow(before)), Some(Runs::InWindow(now))) if now <= before => Ok(new),
+            (before, Some(now)) if before != Some(now) => {
+                let misfit = found.and_then(|gpu| reserve_misfit(now, others, rules, gpu));
+                misfit.map_or(Ok(new), Err)
+            }
+            _ => Ok(new),
+        }
     });
     Ok(Lease {
         grants: grants.collect::<Result<_, _>>()?,
-        compute_policy: changes
-            .iter()
-            .rev()
-            .find_map(|one| one.compute_policy)
-            .unwrap_or(lease.compute_policy),
+        compute_policy: policy,
         priority: changes.iter().rev().find_map(|one| one.priority).unwrap_or(lease.priority),
         restated: changes
             .iter()
@@ -173,6 +180,7 @@ mod tests {
                 leases: 2,
                 company: Some(Company::Shares),
                 of_instances: 0,
+                ..GpuLoad::default()
             }
         };
         let gpus = [gpu(0, 80), gpu(1, 80)];
@@ -210,6 +218,32 @@ mod tests {
                     assert!(text.contains(part), "{change:?} beside {others:?}: {text}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_window_grows_into_what_the_reserve_leaves_and_shrinks_in_any_case() {
+        let scheduled = |policy| Lease { enforcement: Enforcement::Scheduled, ..lease(20, Some(30), policy) };
+        let cores = |percent| Change { cores: Cores::new(percent).map(Compute::AtMost), ..Change::default() };
+        let policy = |policy| Change { compute_policy: Some(policy), ..Change::default() };
+        for (lease, change, (windows, between), is_granted) in [
+            (scheduled(ComputePolicy::Fixed), cores(35), (60, 1), true),
+            (scheduled(ComputePolicy::Fixed), cores(36), (60, 1), false),
+            (scheduled(ComputePolicy::Fixed), cores(29), (70, 1), true),
+            (scheduled(ComputePolicy::Fixed), policy(ComputePolicy::Burst), (70, 0), true),
+            (scheduled(ComputePolicy::Fixed), policy(ComputePolicy::Burst), (96, 0), false),
+            (scheduled(ComputePolicy::Burst), policy(ComputePolicy::Fixed), (66, 1), false),
+            (scheduled(ComputePolicy::Burst), policy(ComputePolicy::Fixed), (66, 0), true),
+        ] {
+            // What all leases hold, this one included.
+            let load = |_| {
+                let mut all = GpuLoad { windows, between, cores: windows, leases: 1, ..GpuLoad::default() };
+                all.add(&lease.grants[0], lease.enforcement, lease.compute_policy);
+                all
+            };
+            let gpus = [gpu(0, 80), gpu(1, 80)];
+            let new = changed(&lease, std::slice::from_ref(&change), &gpus, load, &Admission::default());
+            assert_eq!(new.is_ok(), is_granted, "{change:?} beside {windows} and {between}: {new:?}");
         }
     }
 

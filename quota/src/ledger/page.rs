@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use gpushare_claims::ComputePolicy;
 use gpushare_inventory::DeviceMemory;
 use serde::Deserialize;
 use serde_json::to_string;
@@ -39,14 +40,15 @@ enum Row {
 pub(crate) struct Held {
     pub grants: Vec<Grant>,
     pub enforcement: Enforcement,
+    pub compute_policy: ComputePolicy,
     #[serde(default)]
     pub host_memory: DeviceMemory,
 }
 
 impl Held {
     pub(crate) fn of(lease: &Lease) -> Self {
-        let Lease { enforcement, host_memory, .. } = *lease;
-        Self { grants: lease.grants.clone(), enforcement, host_memory }
+        let Lease { enforcement, compute_policy, host_memory, .. } = *lease;
+        Self { grants: lease.grants.clone(), enforcement, compute_policy, host_memory }
     }
 }
 

@@ -46,6 +46,20 @@ pub enum Refusal {
         /// Index and UUID of the GPU that comes nearest.
         place: String,
     },
+    /// Windows would take all of a GPU's time while a container without one is on it.
+    #[error("{}", compute_reserve(*asked, *free, *held, *reserve, place))]
+    ComputeReserve {
+        /// The window that was asked for, in percent; `None`: one that runs between the others'.
+        asked: Option<u64>,
+        /// The largest window that it could have, in percent.
+        free: u64,
+        /// What windows take already, in percent.
+        held: u64,
+        /// What they leave, in percent.
+        reserve: u8,
+        /// Index and UUID of the GPU that comes nearest.
+        place: String,
+    },
     /// The GPU is shared in another way.
     #[error(
         "{place} is held in mode {held}, which mode {asked} does not meet on one GPU; ask for another GPU, or wait until those \
@@ -209,6 +223,7 @@ impl Refusal {
         match self {
             Self::Memory { .. }
             | Self::Cores { .. }
+            | Self::ComputeReserve { .. }
             | Self::Company { .. }
             | Self::Divided { .. }
             | Self::Replicas { .. }
@@ -232,5 +247,20 @@ impl Refusal {
     /// Whether it would be granted once other containers end.
     pub fn is_for_room(&self) -> bool {
         self.reason() == Reason::Room && !matches!(self, Self::HostMemory { .. })
+    }
+}
+
+fn compute_reserve(asked: Option<u64>, free: u64, held: u64, reserve: u8, place: &str) -> String {
+    match asked {
+        Some(asked) => format!(
+            "a window of {asked}% of compute requested, {free}% free for windows on {place}, where {reserve}% are kept \
+             (quota.compute_reserve) for containers without one; ask for less or for compute-policy=burst, or wait until \
+             another container ends (`gpushare ps`)"
+        ),
+        None => format!(
+            "windows of other containers take {held}% of {place}, which leaves less than {reserve}% \
+             (quota.compute_reserve) for one without; ask for cores and the policy fixed, or for another GPU, or wait \
+             until another container ends (`gpushare ps`)"
+        ),
     }
 }

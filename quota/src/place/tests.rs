@@ -57,6 +57,7 @@ fn load(memory_gib: u64, cores: u64) -> GpuLoad {
         leases: 1,
         company: Some(Company::Shares),
         of_instances: 0,
+        ..GpuLoad::default()
     }
 }
 
@@ -73,8 +74,15 @@ fn binpack(env: &[&str], loads: &[GpuLoad]) -> Result<Vec<(u32, u64)>, String> {
     placed(env, loads, &Admission::default())
 }
 
-const EMPTY: GpuLoad =
-    GpuLoad { memory: DeviceMemory::ZERO, cores: 0, leases: 0, company: None, of_instances: 0 };
+const EMPTY: GpuLoad = GpuLoad {
+    memory: DeviceMemory::ZERO,
+    cores: 0,
+    leases: 0,
+    company: None,
+    of_instances: 0,
+    windows: 0,
+    between: 0,
+};
 
 #[test]
 fn binpack_takes_the_fullest_gpu_that_fits_and_spread_the_emptiest() {
@@ -221,6 +229,43 @@ fn which_modes_meet_on_one_card() {
             |text: &str| text.contains("is held in mode time-slice") || text.contains("without a lease");
         assert!(told.is_ok() || told.is_err_and(|text| says(&text)));
     }
+}
+
+/// The later one is refused of two that together would leave nothing to a container without a window.
+#[test]
+fn windows_leave_a_part_of_the_gpu_to_those_without_one() {
+    let gpus = [gpu(0, 80)];
+    let placed = |env: &[&str], load: GpuLoad, rules: &Admission, is_scheduled: bool| {
+        let read = read(&[env, &["GPUSHARE_MEMORY=1GiB"]].concat(), &gpus)?;
+        let request = Request { is_supervised: true, is_scheduled, ..read };
+        place(&request, &gpus, |_| load, &[], rules).map(drop).map_err(|refusal| refusal.to_string())
+    };
+    let held = |windows, between| GpuLoad { windows, between, cores: windows, ..load(10, 0) };
+    let (window, burst) = (["GPUSHARE_CORES=30"], ["GPUSHARE_CORES=30", "GPUSHARE_COMPUTE_POLICY=burst"]);
+    let rules = Admission::default();
+    let none: [&str; 0] = [];
+    for (env, load, is_granted) in [
+        (&window[..], held(70, 0), true),
+        (&window, held(65, 1), true),
+        (&window, held(66, 1), false),
+        (&none, held(95, 0), true),
+        (&none, held(96, 0), false),
+        (&burst, held(70, 3), true),
+    ] {
+        let told = placed(env, load, &rules, true);
+        assert_eq!(told.is_ok(), is_granted, "{env:?} beside {load:?}: {told:?}");
+        // Nothing is known of the time of those that libraries hold.
+        assert_eq!(placed(env, load, &rules, false), Ok(()), "{env:?} beside {load:?}");
+    }
+    let told = placed(&window, held(66, 1), &rules, true).unwrap_err();
+    assert!(
+        told.starts_with("a window of 30% of compute requested, 29% free for windows on GPU 0"),
+        "{told}"
+    );
+    let told = placed(&none, held(96, 0), &rules, true).unwrap_err();
+    assert!(told.starts_with("windows of other containers take 96% of GPU 0"), "{told}");
+    let none_kept = Admission { compute_reserve: 0, ..rules };
+    assert_eq!(placed(&window, held(70, 1), &none_kept, true), Ok(()));
 }
 
 #[test]
