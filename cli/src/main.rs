@@ -31,6 +31,7 @@ mod node;
 mod overview;
 mod page;
 mod pages;
+mod pause;
 mod plan;
 mod program;
 mod ps;
@@ -110,6 +111,10 @@ enum Command {
     /// Changes the share of a living container; what does not fit on the node is refused, and nothing is ever
     /// killed.
     Update(update::Update),
+    /// Stops the programs of a container on its GPUs until they are resumed; they keep their memory.
+    Pause(pause::Named),
+    /// Lets the programs of a container that was paused run again.
+    Resume(pause::Named),
     /// Gives no new share of GPUs; containers that hold one keep it.
     Cordon {
         /// GPUs by index, UUID or the beginning of one.
@@ -220,6 +225,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Sweep(output) => leases::sweep(output.json)?,
         Command::Release { id, root, force } => leases::release(&id, root.as_deref(), force)?,
         Command::Update(update) => update::update(&update)?,
+        Command::Pause(named) => pause::pause(&named, true)?,
+        Command::Resume(named) => pause::pause(&named, false)?,
         Command::Cordon { gpus } => cordon::cordon(cordon::Change::Cordon, &gpus)?,
         Command::Uncordon { gpus } => cordon::cordon(cordon::Change::Uncordon, &gpus)?,
         Command::Meter(telling) => meter::meter(telling)?,
@@ -259,7 +266,7 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
         | Command::History(_)
         | Command::Plan { .. } => "look at the node's shares",
         Command::Sweep(_) | Command::Release { .. } => "give back shares",
-        Command::Update(_) => "change a share",
+        Command::Update(_) | Command::Pause(_) | Command::Resume(_) => "change a share",
         Command::Cordon { .. } | Command::Uncordon { .. } => "cordon GPUs",
         Command::Meter(_) => "measure containers",
         Command::Mps(_) => "run MPS",

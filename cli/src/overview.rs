@@ -102,7 +102,7 @@ pub struct ShareView {
     pub held_by: &'static str,
     /// Holder of its part of compute, likewise.
     pub compute_held_by: &'static str,
-    /// `reserved`, `active` or `gone`.
+    /// `reserved`, `active`, `paused` or `gone`.
     pub state: &'static str,
     /// Seconds since 1970.
     pub granted_at: u64,
@@ -424,7 +424,7 @@ fn share(lease: &Lease, seen: &Seen, node: &Node, violations: &[Violation]) -> S
         mode: lease.enforcement.terms().company.mode().name(),
         held_by: lease.held_by().name(),
         compute_held_by: lease.compute_held_by().name(),
-        state: ps::state(lease),
+        state: ps::state(lease, seen.is_paused()),
         granted_at: lease.granted_at,
         pid: ps::first_pid(lease),
         host_used_bytes: seen.host_used(lease).map_or(0, DeviceMemory::bytes),

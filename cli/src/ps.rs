@@ -20,7 +20,7 @@ use gpushare_request::{ComputePolicy, Cores, Mode};
 pub use self::form::Shares;
 use self::form::{CSV, Share};
 use self::keys::{KEYS, values};
-pub use self::seen::Seen;
+pub use self::seen::{Seen, is_paused};
 use crate::answer::{self, Format};
 use crate::container::{is_claim, named};
 use crate::filter::{self, Filter, fits};
@@ -85,7 +85,7 @@ impl Looker {
     fn print(&self, asked: &Ps) -> Result<()> {
         let names = GpuNames::of(&self.config);
         let (mut leases, claims) = (self.store.leases()?, self.store.claims()?);
-        leases.retain(|lease| fits(&asked.filters, |key| values(lease, key, &names)));
+        leases.retain(|lease| fits(&asked.filters, |key| values(&self.state, lease, key, &names)));
         if asked.quiet {
             let mut ids = leases.iter().flat_map(Lease::members).map(|member| &*member.key.container);
             return Ok(ids.try_for_each(table::line)?);
@@ -184,7 +184,7 @@ fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: boo
         let seconds = seen.gpu_time(line).map(|time| Duration::from_nanos(time).as_secs_f64());
         [
             holders.to_owned(),
-            if cheats { "CHEATING".to_owned() } else { state(lease).to_owned() },
+            if cheats { "CHEATING".to_owned() } else { state(lease, seen.is_paused()).to_owned() },
             or_dash(first_pid(lease).map(|pid| pid.to_string())),
             names.name(grant.gpu),
             memory(lease, grant),
@@ -223,6 +223,10 @@ fn pid(holder: &Holder) -> Option<i32> {
 }
 
 /// The lease's state; "gone" once all its containers are, until the next sweep.
-pub fn state(lease: &Lease) -> &'static str {
-    if lease.is_gone() { "gone" } else { lease.state().name() }
+pub fn state(lease: &Lease, is_paused: bool) -> &'static str {
+    match lease.is_gone() {
+        true => "gone",
+        false if is_paused => "paused",
+        false => lease.state().name(),
+    }
 }

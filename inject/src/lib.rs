@@ -85,9 +85,9 @@ pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
 pub use supervision::{
-    Hindrance, Passed, Record, StartError, Supervised, Supervision, SupervisionError, SupervisorMode,
-    SupervisorSettings, check_lease, decide, has_lost_supervisor, knows_driver, on_node as can_supervise,
-    supervision,
+    Hindrance, Passed, PauseError, Record, StartError, Supervised, Supervision, SupervisionError,
+    SupervisorMode, SupervisorSettings, check_lease, decide, has_lost_supervisor, knows_driver,
+    on_node as can_supervise, pause, supervision,
 };
 pub use sys::outlive_file_size_limit;
 pub use used::{MemoryUse, measured, open_measured, used};

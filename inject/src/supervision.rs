@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpushare_inventory::Node;
-use gpushare_quota::Lease;
+use gpushare_quota::{Enforcement, Lease};
 use gpushare_request::{InterceptorPolicy, Mode, Request};
 use gpushare_supervisor::abi::Era;
 pub use gpushare_supervisor::budget::Passed;
@@ -147,8 +147,8 @@ pub enum SupervisionError {
     Required(Hindrance),
     /// The container asks for one.
     #[error(
-        "it asks for a supervisor (GPUSHARE_SUPERVISOR, gpushare.io/supervisor), and none can hold it: {0}; without that \
-         word supervisor.mode decides"
+        "the container requires a supervisor (GPUSHARE_SUPERVISOR, gpushare.io/supervisor), and none can hold it: {0}; \
+         without that word supervisor.mode decides"
     )]
     Asked(Hindrance),
     /// Containers of one share are all held in one way: a supervisor knows nothing of what others charge.
@@ -166,7 +166,7 @@ pub enum Hindrance {
     #[error("it is a client of MPS, whose server holds its memory")]
     Mps,
     /// There is no limit that anybody could hold.
-    #[error("a whole GPU and turns on one have no limit of memory: ask for a share (mode=share)")]
+    #[error("a whole GPU and a time slice have no limit of memory: ask for a share (mode=share)")]
     Unlimited,
     /// Another system's library holds the memory.
     #[error("another system's library holds its memory (request.interceptor)")]
@@ -178,7 +178,7 @@ pub enum Hindrance {
     #[error("libraries hold the share that it joins")]
     Joined,
     /// The driver's calls have not been compared.
-    #[error("driver {0} is none of those that are known (515 to 595)")]
+    #[error("driver {0} is not among those that it knows (515 to 595)")]
     Driver(String),
     /// A kernel before 5.19, or a machine other than x86-64.
     #[error("this kernel cannot report system calls as is needed (Linux 5.19 or newer, on x86-64)")]
@@ -304,6 +304,34 @@ pub struct Supervision {
     pub passed: Passed,
     /// What they have charged, in bytes, by line of the lease.
     pub charged: Vec<u64>,
+    /// Whether the lease's programs are paused.
+    pub is_paused: bool,
+}
+
+/// Pauses the programs of a lease on their GPUs, or lets them run again. It is so within 50 milliseconds, or
+/// 100 where frames are long.
+///
+/// # Errors
+/// When no supervisor holds its compute, or the lease's budget cannot be written.
+pub fn pause(state: &Path, lease: &Lease, is_paused: bool) -> Result<(), PauseError> {
+    if lease.enforcement != Enforcement::Scheduled {
+        return Err(PauseError::NotHeld);
+    }
+    Budgets::of(state).pause(lease.id, is_paused).map_err(PauseError::Budget)
+}
+
+/// Why a lease's programs cannot be paused.
+#[derive(Debug, thiserror::Error)]
+pub enum PauseError {
+    /// Nobody can stop them from outside.
+    #[error(
+        "no supervisor holds its compute, so that nobody can stop its programs on the GPU; start it anew with \
+         supervisor.compute = \"supervisor\""
+    )]
+    NotHeld,
+    /// Its supervisors read the file.
+    #[error("cannot write what its supervisors read")]
+    Budget(#[source] std::io::Error),
 }
 
 /// Reads the figures of a lease's supervisors; `None` where none holds it.

@@ -22,8 +22,10 @@ pub enum Running {
         /// How many.
         count: u32,
     },
-    /// None: all are stopped.
+    /// None: all are stopped. Those of copy engines run.
     None,
+    /// None, and those of copy engines neither.
+    Paused,
 }
 
 impl Running {
@@ -35,7 +37,7 @@ impl Running {
                 let groups = groups.max(1);
                 (number % groups + groups - first % groups) % groups < count
             }
-            Self::None => false,
+            Self::None | Self::Paused => false,
         }
     }
 }

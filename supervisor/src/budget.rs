@@ -42,7 +42,7 @@ pub struct Passed {
 
 /// Number of the page's layout: raised with every change to it. The page of a lease that stands may be an
 /// earlier version's.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 /// What a page begins with: "gpushare" with the number of its layout.
 const LAYOUT: u64 = u64::from_ne_bytes(*b"gpushare") ^ VERSION;
 
@@ -52,6 +52,8 @@ const LAYOUT: u64 = u64::from_ne_bytes(*b"gpushare") ^ VERSION;
 pub struct Page {
     layout: AtomicU64,
     lease: AtomicI64,
+    /// 1 while the lease's programs are paused.
+    paused: AtomicU64,
     lines: [Line; MOST_GPUS],
     /// How the lease shares each GPU's time; none where its supervisors do not hold that.
     plans: [SharedPlan; MOST_GPUS],
@@ -63,7 +65,8 @@ impl Page {
     pub fn new() -> Box<Self> {
         let slots = std::array::from_fn(|_| Slot::default());
         let (layout, lease) = (AtomicU64::new(LAYOUT), AtomicI64::default());
-        Box::new(Self { layout, lease, lines: Default::default(), plans: Default::default(), slots })
+        let paused = AtomicU64::default();
+        Box::new(Self { layout, lease, paused, lines: Default::default(), plans: Default::default(), slots })
     }
 
     /// The page as bytes, for a file. Nobody else may change it meanwhile.
@@ -102,6 +105,16 @@ impl Page {
     /// Says which lease it is of.
     pub fn set_lease(&self, lease: i64) {
         self.lease.store(lease, Ordering::Relaxed);
+    }
+
+    /// Whether the lease's programs are paused: none of their channels runs.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire) != 0
+    }
+
+    /// Pauses the lease's programs, or lets them run again.
+    pub fn pause(&self, is_paused: bool) {
+        self.paused.store(is_paused.into(), Ordering::Release);
     }
 
     /// How the lease shares the time of line `gpu`; `None` where no supervisor holds that.

@@ -1,7 +1,7 @@
 //! The container's channels on a GPU's compute engine, and the calls that stop and start them.
 //!
 //! A channel runs if two want it: the schedule, and the program, which may stop its own channels and starts
-//! them again. Channels of copy engines are not here: they go on running.
+//! them again. Channels of copy engines run whatever the schedule says, unless the container is paused.
 
 use gpushare_schedule::controller::Running;
 
@@ -38,6 +38,8 @@ struct Channel {
 #[derive(Debug)]
 struct Group {
     handle: u32,
+    /// Whether it is a copy engine's.
+    copies: bool,
     /// The slice that it was given, in microseconds; 0: its own.
     slice: u32,
 }
@@ -61,11 +63,19 @@ pub struct Engine<F> {
     /// Whether it is certain that the channels do what `running` says.
     is_settled: bool,
     is_disturbed: bool,
+    /// Whether channels of copy engines may be stopped.
+    has_paused: bool,
 }
 
 impl<F> Default for Engine<F> {
     fn default() -> Self {
-        Self { members: Vec::new(), running: Running::All, is_settled: true, is_disturbed: false }
+        Self {
+            members: Vec::new(),
+            running: Running::All,
+            is_settled: true,
+            is_disturbed: false,
+            has_paused: false,
+        }
     }
 }
 
@@ -82,19 +92,21 @@ impl<F> Engine<F> {
 
     /// Whether the schedule has stopped the group or channel of this handle.
     pub fn has_stopped(&self, client: u32, handle: u32) -> bool {
-        let groups = self.groups();
-        let mut all = (0..).zip(
-            self.members
-                .iter()
-                .flat_map(|member| member.groups.iter().map(move |group| (member, group.handle))),
-        );
-        all.any(|(at, (member, group))| {
-            let is_it =
-                |channel: &Channel| channel.group == group && (channel.handle == handle || group == handle);
-            member.seat.client == client
-                && !self.running.includes(at, groups)
-                && member.channels.iter().any(is_it)
-        })
+        let (groups, mut first) = (self.groups(), 0);
+        for member in &self.members {
+            let numbered = member.numbered(&mut first);
+            if member.seat.client == client {
+                let is_its = |group: &Group| {
+                    let is_it = |one: &Channel| {
+                        one.group == group.handle && (one.handle == handle || group.handle == handle)
+                    };
+                    member.channels.iter().any(is_it)
+                };
+                let mut its = numbered.into_iter().filter(|(_, group)| is_its(group));
+                return its.any(|(at, _)| !runs(self.running, at, groups));
+            }
+        }
+        false
     }
 
     /// Whether nobody may have changed that since.
@@ -118,15 +130,18 @@ impl<F> Engine<F> {
         std::mem::take(&mut self.is_disturbed)
     }
 
-    /// How many channel groups the container has here.
+    /// How many channel groups the container has on the compute engine.
     pub fn groups(&self) -> u32 {
-        u32::try_from(self.members.iter().map(|member| member.groups.len()).sum::<usize>())
-            .unwrap_or(u32::MAX)
+        let groups = self.members.iter().flat_map(|member| &member.groups);
+        u32::try_from(groups.filter(|group| !group.copies).count()).unwrap_or(u32::MAX)
     }
 
     /// How many calls stop them all.
     pub fn calls(&self) -> u32 {
-        let calls = self.members.iter().map(|member| member.channels.len().div_ceil(channels::MOST));
+        let calls = self.members.iter().map(|member| {
+            let computes = |one: &&Channel| !member.copies(one.group);
+            member.channels.iter().filter(computes).count().div_ceil(channels::MOST)
+        });
         u32::try_from(calls.sum::<usize>()).unwrap_or(u32::MAX)
     }
 
@@ -141,9 +156,15 @@ impl<F> Engine<F> {
         of_client.flat_map(|member| &member.channels).any(|one| one.handle == channel)
     }
 
-    /// Adds a channel of `group` (the channel itself where it has none), which has just been made and runs.
-    /// `seat` is asked for where its client is new here.
-    pub fn add(&mut self, client: u32, (group, channel): (u32, u32), seat: impl FnOnce() -> Seat<F>) {
+    /// Adds a channel of `group` (the channel itself where it has none), which has just been made and runs,
+    /// on a copy engine if it `copies`. `seat` is asked for where its client is new here.
+    pub fn add(
+        &mut self,
+        client: u32,
+        (group, channel): (u32, u32),
+        copies: bool,
+        seat: impl FnOnce() -> Seat<F>,
+    ) {
         let at = match self.members.iter().position(|member| member.seat.client == client) {
             Some(at) => at,
             None => {
@@ -160,10 +181,10 @@ impl<F> Engine<F> {
         let member = &mut self.members[at];
         member.channels.push(Channel { handle: channel, group, is_wanted: true });
         if member.groups.iter().all(|known| known.handle != group) {
-            member.groups.push(Group { handle: group, slice: 0 });
+            member.groups.push(Group { handle: group, copies, slice: 0 });
         }
         // It shifts the turns of the others.
-        self.is_settled &= self.running == Running::All;
+        self.is_settled &= self.running == Running::All || (copies && self.running != Running::Paused);
     }
 
     /// Drops what a client has under this handle, its own for all of it: RM has freed it.
@@ -261,27 +282,30 @@ impl<F> Engine<F> {
     ) -> u32 {
         let (mut made, groups) = (0, self.groups());
         let before = self.running;
-        let is_new =
-            |at: u32| !self.is_settled || before.includes(at, groups) != running.includes(at, groups);
+        self.has_paused |= running == Running::Paused;
+        let has_paused = self.has_paused;
+        let is_new = |at: Option<u32>| match at {
+            None => has_paused,
+            _ => !self.is_settled || runs(before, at, groups) != runs(running, at, groups),
+        };
         self.members.iter_mut().for_each(|member| member.is_reached = true);
         // Those that stop make room for those that start.
-        for runs in [false, true] {
-            let mut first = 0u32;
+        for starts in [false, true] {
+            let mut first = 0;
             for member in &mut self.members {
-                let own = u32::try_from(member.groups.len()).unwrap_or(u32::MAX);
-                let numbers = first..first.saturating_add(own);
-                first = numbers.end;
-                let chosen = numbers
-                    .zip(&member.groups)
-                    .filter(|(at, _)| is_new(*at) && running.includes(*at, groups) == runs);
+                let numbered = member.numbered(&mut first);
+                let chosen = numbered
+                    .into_iter()
+                    .filter(|(at, _)| is_new(*at) && runs(running, *at, groups) == starts);
                 let chosen: Vec<u32> = chosen.map(|(_, group)| group.handle).collect();
-                let calls = member.set(manager, era, handles, &chosen, runs);
+                let calls = member.set(manager, era, handles, &chosen, starts);
                 member.is_reached &= calls.is_some();
                 made += calls.unwrap_or(0);
             }
         }
         self.running = running;
         self.is_settled = self.members.iter().all(|member| member.is_reached);
+        self.has_paused &= running == Running::Paused || !self.is_settled;
         made
     }
 
@@ -290,7 +314,7 @@ impl<F> Engine<F> {
     pub fn set_slices<M: Manager<File = F>>(&mut self, manager: &mut M, microseconds: u32) {
         for Member { seat, groups, .. } in &mut self.members {
             let Some(file) = &seat.file else { continue };
-            for group in groups.iter_mut().filter(|group| group.slice != microseconds) {
+            for group in groups.iter_mut().filter(|group| !group.copies && group.slice != microseconds) {
                 let mut parameters = [0; slice::SIZE];
                 put(&mut parameters, slice::MICROSECONDS, &u64::from(microseconds).to_ne_bytes());
                 let object = Subdevice { file, client: seat.client, handle: group.handle };
@@ -302,9 +326,30 @@ impl<F> Engine<F> {
     }
 }
 
+/// Whether a group runs, of so many on the compute engine, which are numbered. One without a number is a copy
+/// engine's.
+fn runs(running: Running, number: Option<u32>, groups: u32) -> bool {
+    number.map_or(running != Running::Paused, |number| running.includes(number, groups))
+}
+
 impl<F> Member<F> {
-    /// Stops or starts the channels of these groups, and returns how many calls were made; `None` if RM did not do
-    /// them all.
+    /// Its groups with their numbers, of which the next is `first`.
+    fn numbered(&self, first: &mut u32) -> Vec<(Option<u32>, &Group)> {
+        let number = |group: &Group| {
+            let number = (!group.copies).then_some(*first);
+            *first = first.saturating_add(u32::from(!group.copies));
+            number
+        };
+        let numbers: Vec<Option<u32>> = self.groups.iter().map(number).collect();
+        numbers.into_iter().zip(&self.groups).collect()
+    }
+
+    fn copies(&self, group: u32) -> bool {
+        self.groups.iter().any(|one| one.handle == group && one.copies)
+    }
+
+    /// Stops or starts the channels of these groups, and returns how many calls were made; `None` if RM did
+    /// not do them all.
     fn set<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,

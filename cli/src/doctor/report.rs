@@ -49,7 +49,7 @@ pub fn report() -> Result<String> {
         };
         let refusals = state.refusals();
         let names = Names::of(&leases, &past, &refusals);
-        section("Leases", leases.iter().map(|lease| names.hidden(&held(lease))).collect());
+        section("Leases", leases.iter().map(|lease| names.hidden(&held(state.path(), lease))).collect());
         let ended = past.iter().take(LAST);
         section(
             "Last leases",
@@ -65,8 +65,9 @@ fn told(finding: &Finding) -> String {
     format!("{:<8} {}: {}", finding.verdict.name(), finding.check, finding.text)
 }
 
-fn held(lease: &Lease) -> String {
-    format!("{} {} {}", ps::state(lease), lease.enforcement.terms().company.mode().name(), lease.summary())
+fn held(state: &Path, lease: &Lease) -> String {
+    let word = ps::state(lease, ps::is_paused(state, lease));
+    format!("{word} {} {}", lease.enforcement.terms().company.mode().name(), lease.summary())
 }
 
 fn machine() -> Vec<String> {

@@ -29,7 +29,7 @@ pub struct Share {
     containers: Vec<Container>,
     /// The resource claim that holds it.
     claim: Option<Claim>,
-    /// `reserved`, `active` or `gone`.
+    /// `reserved`, `active`, `paused` or `gone`.
     state: &'static str,
     /// `share`, `mps`, `time-slice` or `exclusive`.
     mode: &'static str,
@@ -97,7 +97,7 @@ pub struct Part {
 #[derive(Serialize, JsonSchema)]
 struct Container {
     id: String,
-    /// `reserved`, `active` or `gone`.
+    /// `reserved`, `active`, `paused` or `gone`.
     state: &'static str,
     /// Its first process on the host.
     pid: Option<i32>,
@@ -131,7 +131,7 @@ impl Share {
                 name: claim.name.name.clone(),
                 uid: claim.name.uid.clone(),
             }),
-            state: state(lease),
+            state: state(lease, seen.is_paused()),
             mode: lease.enforcement.terms().company.mode().name(),
             held_by: lease.held_by().name(),
             compute_held_by: lease.compute_held_by().name(),

@@ -1,8 +1,10 @@
 //! What leases are chosen by (`ps --filter`).
 
+use std::path::Path;
+
 use gpushare_quota::{Lease, Member};
 
-use super::state;
+use super::{is_paused, state};
 use crate::filter::Key;
 use crate::node::GpuNames;
 
@@ -15,11 +17,11 @@ pub const KEYS: [Key; 8] = [
     ("project", &[]),
     ("gpu", &[]),
     ("mode", &["share", "mps", "time-slice", "exclusive"]),
-    ("state", &["reserved", "active", "gone"]),
+    ("state", &["reserved", "active", "paused", "gone"]),
 ];
 
 /// What `lease` has under one of [`KEYS`].
-pub fn values(lease: &Lease, key: &str, names: &GpuNames) -> Vec<String> {
+pub fn values(state_folder: &Path, lease: &Lease, key: &str, names: &GpuNames) -> Vec<String> {
     let of_members = |of: &dyn Fn(&Member) -> Vec<String>| lease.members().flat_map(of).collect();
     match key {
         "name" => of_members(&|member| {
@@ -31,7 +33,7 @@ pub fn values(lease: &Lease, key: &str, names: &GpuNames) -> Vec<String> {
         "project" => of_members(&|member| member.called.project.iter().cloned().collect()),
         "gpu" => lease.grants.iter().flat_map(|grant| names.words(grant.gpu)).collect(),
         "mode" => vec![lease.enforcement.terms().company.mode().name().to_owned()],
-        "state" => vec![state(lease).to_owned()],
+        "state" => vec![state(lease, is_paused(state_folder, lease)).to_owned()],
         _ => Vec::new(),
     }
 }

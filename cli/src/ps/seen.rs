@@ -22,6 +22,7 @@ pub struct Seen {
     books: Result<Usage, UsageError>,
     /// Bytes that its supervisors have charged, by grant, where they can be read; empty where none holds it.
     charged: Vec<Option<u64>>,
+    is_paused: bool,
     throttles: [Throttle; MAX_DEVICES],
     measured: [Measurement; MAX_DEVICES],
     now: Clock,
@@ -32,10 +33,12 @@ impl Seen {
     /// processes from those that ended.
     pub fn of(state: &Path, lease: &Lease, running: &Running) -> Self {
         let region = Region::of(state, lease.id);
+        let (charged, is_paused) = by_supervisor(state, lease);
         Self {
             // Host memory has the line after the GPUs'.
             books: region.read_usage(running, lease.grants.len() + usize::from(lends(lease))),
-            charged: charged_to(state, lease),
+            charged,
+            is_paused,
             throttles: region.read_throttles().unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
@@ -51,9 +54,11 @@ impl Seen {
             files.insert(lease.id, file);
         }
         let Some(file) = files.get(&lease.id) else { return Self::of(state, lease, running) };
+        let (charged, is_paused) = by_supervisor(state, lease);
         Self {
             books: Region::usage_in(file, running, lease.grants.len() + usize::from(lends(lease))),
-            charged: charged_to(state, lease),
+            charged,
+            is_paused,
             throttles: Region::throttles_in(file).unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
@@ -127,17 +132,29 @@ impl Seen {
         self.measured.get(line).filter(|value| value.until > 0).map(|value| value.own_nanoseconds)
     }
 
+    /// Whether somebody has paused it.
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
     /// Whether the books say what cannot be.
     pub fn is_damaged(&self) -> bool {
         matches!(self.books, Err(UsageError::Damaged(_)))
     }
 }
 
-/// Bytes that the supervisors of `lease` have charged, by grant.
-fn charged_to(state: &Path, lease: &Lease) -> Vec<Option<u64>> {
+/// Whether somebody has paused the programs of `lease`. `state` is the state folder.
+pub fn is_paused(state: &Path, lease: &Lease) -> bool {
+    by_supervisor(state, lease).1
+}
+
+/// Bytes that the supervisors of `lease` have charged, by grant, and whether its programs are paused.
+fn by_supervisor(state: &Path, lease: &Lease) -> (Vec<Option<u64>>, bool) {
     if !lease.enforcement.is_supervised() {
-        return Vec::new();
+        return (Vec::new(), false);
     }
-    let charged = supervision(state, lease.id).ok().flatten().map_or_else(Vec::new, |held| held.charged);
-    (0..lease.grants.len()).map(|line| charged.get(line).copied()).collect()
+    let seen = supervision(state, lease.id).ok().flatten();
+    let is_paused = seen.as_ref().is_some_and(|seen| seen.is_paused);
+    let charged = seen.map_or_else(Vec::new, |seen| seen.charged);
+    ((0..lease.grants.len()).map(|line| charged.get(line).copied()).collect(), is_paused)
 }

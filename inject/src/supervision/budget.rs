@@ -118,9 +118,22 @@ impl Budgets {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             found => {
                 let page = found?;
-                Ok(Some(Supervision { passed: page.passed(), charged: page.charged() }))
+                Ok(Some(Supervision {
+                    passed: page.passed(),
+                    charged: page.charged(),
+                    is_paused: page.is_paused(),
+                }))
             }
         }
+    }
+
+    /// Pauses a lease's programs, or lets them run again.
+    ///
+    /// # Errors
+    /// When there is no budget, or it cannot be written.
+    pub fn pause(&self, lease: i64, is_paused: bool) -> io::Result<()> {
+        self.open(lease)?.pause(is_paused);
+        Ok(())
     }
 
     /// Whether a supervisor of the lease lives.

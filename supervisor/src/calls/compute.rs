@@ -83,16 +83,14 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         let Object { client, parent, .. } = *channel;
         let Some(gpu) = channel.gpu else { return };
         let group = self.books.get(client, parent).filter(|above| above.class.kind() == Kind::ChannelGroup);
-        if group.is_some_and(|group| group.cost == COPY_GROUP) {
-            return;
-        }
+        let copies = group.is_some_and(|group| group.cost == COPY_GROUP);
         let device = group.map_or(parent, |group| group.parent);
         let subdevice = self.books.subdevice_of(client, device).map_or(0, |known| known.handle);
         let watch = self.processes.watch(owner);
         let Some(compute) = &self.compute else { return };
         let group = group.map_or(channel.handle, |group| group.handle);
         let mut engine = compute.engines.on(gpu);
-        engine.add(client, (group, channel.handle), || Seat {
+        engine.add(client, (group, channel.handle), copies, || Seat {
             client,
             owner,
             watch,

@@ -82,7 +82,7 @@ fn channels_run_when_the_schedule_and_the_program_want_it() {
         assert_eq!([channel, second].map(|one| tested.runs(client, one)), [Some(true); 2], "{pid}");
         assert_eq!(tested.world.free(pid, client, client), Some(0));
     }
-    assert!(tested.engines.on(0).is_empty());
+    assert_eq!(tested.engines.on(0).groups(), 0);
 }
 
 #[test]
@@ -152,6 +152,29 @@ fn groups_take_turns_and_programs_cannot_start_those_whose_turn_it_is_not() {
     assert_eq!(seen, [2; 4]);
     assert!(tested.set(true));
     assert_eq!(run(&tested), [true; 4]);
+}
+
+#[test]
+fn who_is_paused_copies_nothing_either_and_starts_nothing_by_itself() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let [client, _, channel] = tested.program(10, 1);
+    let [of_copies, group, copies] = tested.program(10, 9);
+    let run = |tested: &Tested<'_>| {
+        [(client, channel), (of_copies, copies)].map(|(client, one)| tested.runs(client, one))
+    };
+    assert!(tested.set(false));
+    assert_eq!(run(&tested), [Some(false), Some(true)]);
+    assert!(tested.let_run(Running::Paused));
+    assert_eq!(run(&tested), [Some(false); 2]);
+    // Neither by itself nor by a new channel.
+    let _ = tested.ask(10, of_copies, &[copies], true);
+    let born = tested.channel(10, of_copies, group);
+    assert_eq!((run(&tested), tested.runs(of_copies, born)), ([Some(false); 2], Some(false)));
+    assert!(tested.set(false));
+    assert_eq!((run(&tested), tested.runs(of_copies, born)), ([Some(false), Some(true)], Some(true)));
+    assert!(tested.set(true));
+    assert_eq!(run(&tested), [Some(true); 2]);
 }
 
 #[test]

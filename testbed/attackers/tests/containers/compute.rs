@@ -2,7 +2,7 @@
 //! RM.
 
 use gpushare_tests::bundle::Bundle;
-use gpushare_tests::leases::shares;
+use gpushare_tests::leases::{cli, shares};
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 
 use crate::node::Node;
@@ -58,6 +58,59 @@ fn shares_of_compute_hold_beside_neighbours() {
     // As the libraries would have it: nobody held it there.
     expect(&node, &runtime, &[("30", "burst", 28.5), ("70", "burst", 67.0)], 5.0);
     expect(&node, &runtime, &[("40", "fixed", 39.5), ("30", "burst", 58.0)], 5.0);
+}
+
+/// Microseconds for which all channels have run.
+fn ran(node: &Node) -> u64 {
+    let figures = node.figures();
+    let of_channel = figures.lines().filter_map(|line| line.strip_prefix("channel of ")?.split(' ').nth(2));
+    of_channel.filter_map(|ran| ran.parse::<u64>().ok()).sum()
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_container_stands_still_while_it_is_paused() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime_that_holds_compute(LowLevel::Runc);
+    let bundles = ["50", "40"].map(|cores| worker(cores, if cores == "50" { "fixed" } else { "burst" }, 120));
+    let container = runtime.run(&bundles[0]);
+    node.eventually("it works", || ran(&node) > 0);
+    let say = |word: &str| {
+        let said = cli(runtime.config(), &[word, container.id()]).expect_success(word).stdout;
+        (said, shares(runtime.config())[0]["state"].as_str().unwrap_or_default().to_owned())
+    };
+    let (said, state) = say("pause");
+    assert!(said.contains("is paused: its programs stand still") && state == "paused", "{said}{state}");
+    let has_stopped = || {
+        let before = ran(&node);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        ran(&node) == before
+    };
+    node.eventually("it stands still", has_stopped);
+    assert!(say("pause").0.contains("was paused already"));
+    // Its window belongs to the others meanwhile.
+    let other = runtime.run(&bundles[1]);
+    let begun = std::time::Instant::now();
+    let mut least = 0;
+    while least < 85 {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{least} per cent");
+        let before = ran(&node);
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        least = (ran(&node) - before) / 10_000;
+    }
+    drop(other);
+    let (said, state) = say("resume");
+    assert!(said.contains("runs again") && state == "active", "{said}{state}");
+    node.eventually("it runs", || !has_stopped());
+    // Nobody can stop a program that a library holds.
+    let library = node.runtime(LowLevel::Runc, "off");
+    let bundle = worker("10", "fixed", 60);
+    let held = library.run(&bundle);
+    let told = cli(library.config(), &["pause", held.id()]);
+    assert!(!told.success() && told.stderr.contains("no supervisor holds its compute"), "{told:?}");
 }
 
 #[test]
