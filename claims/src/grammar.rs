@@ -54,7 +54,7 @@ pub enum GrammarError {
     #[error("unknown scope: known are container and pod")]
     UnknownScope,
     /// A word about the supervisor that does not exist.
-    #[error("unknown word: only required is known, for a share that a supervisor must hold")]
+    #[error("unknown word; the only one is required, for a share that a supervisor must hold")]
     NotRequired,
     /// A compute policy that does not exist.
     #[error("unknown compute policy: known are fixed, burst and none")]

@@ -10,8 +10,8 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use gpushare_config::{Config, OnCheating};
 use gpushare_inject::{
-    DriverLimiter, DriverLimits, MpsFolder, Region, SupervisorMode, can_supervise, is_served, knows_driver,
-    one_line, out_of_service,
+    DriverLimiter, DriverLimits, MpsFolder, Region, SupervisorMode, can_supervise, has_lost_supervisor,
+    is_served, knows_driver, one_line, out_of_service,
 };
 use gpushare_inventory::{Faults, Gpu, Node};
 use gpushare_quota::{Lease, LeaseState, StateFolder, Store};
@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use self::runc::Runc;
 use crate::configure::{Engine, Known};
+use crate::container::containers;
 use crate::violation::{self, Kind, Violation};
 use crate::{Output, answer, configure, inventory, lock, meter, node, program, run, system, table};
 
@@ -284,6 +285,7 @@ fn driver(config: &Config) -> Vec<Finding> {
         // An inventory with memory sizes knows of MIG instances, too.
         let complete = known.as_ref().unwrap_or(&node);
         findings.push(supervisor(config.supervisor_mode, &config.paths.supervisor, complete));
+        findings.extend(lost_supervisors(&state));
         findings.extend(known.iter().flat_map(mig));
     } else {
         findings.push(supervisor(config.supervisor_mode, &config.paths.supervisor, &node));
@@ -319,6 +321,20 @@ fn supervisor(wanted: SupervisorMode, program: &Path, node: &Node) -> Finding {
             format!("cannot hold shares here: {why}; every share is refused (supervisor.mode)"),
         ),
     }
+}
+
+/// Containers whose supervisor has ended: the driver's calls fail there.
+fn lost_supervisors(state: &StateFolder) -> Option<Finding> {
+    let leases = Store::open(state.path()).ok()?.leases().ok()?;
+    let lost = |lease: &&Lease| !lease.is_gone() && has_lost_supervisor(state.path(), lease);
+    let lost: Vec<String> = leases.iter().filter(lost).map(containers).collect();
+    let names = lost.join(", ");
+    (!lost.is_empty()).then(|| {
+        warning(
+            "supervisors",
+            format!("that of {names} has ended: the driver's calls fail until they are started again"),
+        )
+    })
 }
 
 /// Containers without a share, where the settings deny them the driver's calls.

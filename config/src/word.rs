@@ -12,6 +12,6 @@ pub(crate) fn checked<T: Copy>(key: &'static str, word: &str, known: &[(&str, T)
     meaning(word, known).ok_or_else(|| {
         let mut names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
         let last = names.pop().unwrap_or_default();
-        value(key, word, format!("known are {} and {last}", names.join(", ")))
+        value(key, word, format!("must be {} or {last}", names.join(", ")))
     })
 }

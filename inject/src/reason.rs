@@ -15,6 +15,7 @@ use crate::image::ImageError;
 use crate::mps::MpsError;
 use crate::plan::PlanError;
 use crate::requirement::RequirementError;
+use crate::supervision::SupervisionError;
 
 /// The kind of what is told as `error`; `None` where it is no refusal that is known here.
 pub fn reason_of(error: &(dyn Error + 'static)) -> Option<Reason> {
@@ -33,8 +34,16 @@ fn of_cause(cause: &(dyn Error + 'static)) -> Option<Reason> {
         .or_else(|| cause.downcast_ref().map(of_allocation))
         .or_else(|| cause.downcast_ref().map(of_mps))
         .or_else(|| cause.downcast_ref().map(of_plan))
+        .or_else(|| cause.downcast_ref().map(of_supervision))
         .or_else(|| (cause.is::<BundleError>() || cause.is::<EditError>()).then_some(Reason::Request))
         .or_else(|| (cause.is::<ImageError>() || cause.is::<RequirementError>()).then_some(Reason::Image))
+}
+
+fn of_supervision(error: &SupervisionError) -> Reason {
+    match error {
+        SupervisionError::Listener { .. } | SupervisionError::Asked(_) => Reason::Request,
+        SupervisionError::Required(_) | SupervisionError::Beside(_) => Reason::Rules,
+    }
 }
 
 /// The kind of a grant's failure.
@@ -50,7 +59,7 @@ pub(crate) fn of_grant(error: &GrantError) -> Reason {
         GrantError::Reserve(why) | GrantError::Held { why, .. } => why.reason(),
         GrantError::OutOfService { reason, .. } => *reason,
         GrantError::Plan(error) => of_plan(error),
-        GrantError::Supervision(_) => Reason::Rules,
+        GrantError::Supervision(error) => of_supervision(error),
         GrantError::State(_)
         | GrantError::Node(_)
         | GrantError::NodeFacts(_)

@@ -149,7 +149,7 @@ fn mps_has_cards_alone_unless_their_mode_stays() {
         assert_eq!(is_exclusive(text).ok(), Some(want), "{text:?}");
     }
     let error = is_exclusive("[mps]\ncompute_mode = \"default\"\n").unwrap_err().to_string();
-    assert!(error.contains("known are exclusive and unchanged"), "{error}");
+    assert!(error.contains("must be exclusive or unchanged"), "{error}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use clap::Parser;
 use gpushare_simulated_manager::serve;
 use nix::sys::signal::{SigSet, Signal};
 
-/// Serves the resource manager of a simulated node, so that supervisors can hold its containers.
+/// Serves the resource manager of a simulated node for tests: gpushare-simulated-supervisor holds its containers.
 #[derive(Parser)]
 struct Args {
     /// The node's folder, as `gpushare-simulator create` has it.

@@ -75,7 +75,7 @@ fn every_key_of_the_own_dialect_is_read_from_both_channels() {
     let request = by_env.unwrap().unwrap();
     assert!(request.needs_supervisor);
     let told = read(&[], &["GPUSHARE_SUPERVISOR=off"]).unwrap_err().to_string();
-    assert!(told.contains("GPUSHARE_SUPERVISOR") && told.contains("only required is known"), "{told}");
+    assert!(told.contains("GPUSHARE_SUPERVISOR") && told.contains("the only one is required"), "{told}");
     assert_eq!(request.memory, gib(4));
     assert_eq!(request.devices, Devices::These(vec![DeviceSelector::Uuid(four()[1].uuid)]));
     assert_eq!(request.capabilities.to_string(), "compute");

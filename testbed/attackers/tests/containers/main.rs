@@ -105,7 +105,10 @@ fn who_asks_for_a_supervisor_gets_one_or_is_refused() {
         let bundle = asking(node.bundle("", "true")).env("GPUSHARE_MODE", mode);
         let Err(refusal) = runtime.create(&bundle) else { panic!("nobody can hold it") };
         let told = refusal.line();
-        assert!(told.contains("it asks for a supervisor") && told.contains(want), "{mode}: {told}");
+        assert!(
+            told.contains("the container requires a supervisor") && told.contains(want),
+            "{mode}: {told}"
+        );
     }
     assert_eq!((leases(runtime.config()), node.left()), (vec![], vec![]));
 }
@@ -259,6 +262,8 @@ fn a_supervisor_that_has_ended_is_told() {
         both.is_empty()
     });
     assert!(told().contains("its supervisor has ended"), "{}", told());
+    let doctor = cli(runtime.config(), &["doctor"]).stdout;
+    assert!(doctor.contains("has ended: the driver's calls fail until"), "{doctor}");
     drop(container);
 }
 
