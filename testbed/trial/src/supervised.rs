@@ -6,11 +6,13 @@
 
 mod case;
 mod figures;
+mod picture;
 mod program;
 mod run;
 mod supervisor;
 
 pub use case::{Case, Outcome, Tenant};
 pub use figures::{Latencies, Share};
+pub use picture::picture;
 pub use program::{Between, Work};
 pub use supervisor::Lateness;

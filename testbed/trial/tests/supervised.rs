@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use gpushare_intercept_trial::supervised::{Between, Case, Lateness, Outcome, Tenant, Work};
+use gpushare_intercept_trial::supervised::{Between, Case, Lateness, Outcome, Tenant, Work, picture};
 use gpushare_intercept_trial::{MICROSECOND, MILLISECOND, SECOND};
 use gpushare_schedule::Policy;
 use gpushare_schedule::frame::{Frame, Place};
@@ -269,4 +269,42 @@ fn requests_in_a_window_wait_for_it_at_most_once_and_again() {
             assert!(latencies.p99 <= 8.0 + 2.0 * rest, "{latencies:?}");
         }
     }
+}
+
+/// The picture in the docs is of these runs. `GPUSHARE_DRAW=1` draws it anew.
+#[test]
+fn the_picture_shows_what_the_schedule_does() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/compute.svg");
+    let case = |tenants| Case { seconds: 3, ..Case::new(tenants, 1) };
+    let pair = |one: Tenant, two: Tenant| case(vec![one, two]);
+    let [one, two] = <[Tenant; 2]>::try_from(fixed(&[(30, STEADY), (70, STEADY)])).expect("two");
+    let means = |outcome: &Outcome| {
+        let means: Vec<String> = outcome.shares.iter().map(|share| format!("{:.0} %", share.mean)).collect();
+        means.join(" and ")
+    };
+    let (requests, hog) = (burst(30, Work::closed_loop()), burst(70, STEADY));
+    let rows = [
+        ("the driver alone, two busy programs", pair(one.clone(), two.clone()).run_free()),
+        ("fixed, 30 and 70 %", pair(one.clone(), two).run()),
+        ("fixed, 30 % beside nobody", case(vec![one]).run()),
+        ("burst, 30 and 70 %", pair(burst(30, STEADY), burst(70, STEADY)).run()),
+        ("burst, 30 % that answers requests beside 70 %", pair(requests, hog).run()),
+    ];
+    let words = |what: &str, outcome: &Outcome| match what {
+        "burst, 30 % that answers requests beside 70 %" => {
+            let latencies = outcome.shares[0].latencies;
+            format!(
+                "{what}: each takes {:.1} ms (alone 3.9), the other gets {:.0} %",
+                latencies.p50, outcome.shares[1].mean
+            )
+        }
+        _ => format!("{what}: {}", means(outcome)),
+    };
+    let rows = rows.map(|(what, outcome)| (words(what, &outcome), outcome));
+    let drawn = picture(&rows, (1_500, 400));
+    if std::env::var_os("GPUSHARE_DRAW").is_some() {
+        std::fs::write(path, &drawn).expect("the docs can be written");
+    }
+    let kept = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(kept == drawn, "{path} is of an earlier schedule: draw it anew with GPUSHARE_DRAW=1");
 }

@@ -112,6 +112,8 @@ pub struct Outcome {
     pub shares: Vec<Share>,
     /// Per cent of the time for which calls to RM kept it busy.
     pub calls: f64,
+    /// For how many nanoseconds each container kept the card busy in each millisecond.
+    pub busy: Vec<Vec<u64>>,
 }
 
 impl Outcome {

@@ -118,17 +118,18 @@ impl<'c> Run<'c> {
     }
 
     fn outcome(&self, is_held: bool) -> Outcome {
+        let busy: Vec<Vec<u64>> =
+            (0..self.case.tenants.len()).map(|number| self.bins(number, self.end())).collect();
         let shares = self.case.tenants.iter().enumerate().map(|(number, tenant)| {
             let counted = (tenant.starts + SETTLES, self.end());
-            let bins = self.bins(number, self.end());
             let solo = if is_held { self.solo(tenant) } else { 1.0 };
             let of_tenant = self.programs.iter().filter(|program| program.tenant == number);
             let all = of_tenant.flat_map(|program| &program.latencies);
             let took = all.filter(|(done, _)| (counted.0..counted.1).contains(done)).map(|(_, took)| *took);
-            Share::new(&bins, counted, solo, Latencies::new(took.collect(), counted.1 - counted.0))
+            Share::new(&busy[number], counted, solo, Latencies::new(took.collect(), counted.1 - counted.0))
         });
         let calls = float(self.manager.busy) * 100.0 / float(self.end());
-        Outcome { shares: shares.collect(), calls }
+        Outcome { shares: shares.collect(), calls, busy }
     }
 
     /// For how much of a second a container keeps the card busy when it is alone.
