@@ -20,6 +20,8 @@ pub const MOST_GPUS: usize = 16;
 
 const EMPTY: u32 = 0;
 const USED: u32 = 1;
+/// Used, by a channel that its program has stopped.
+const STOPPED: u32 = 2;
 /// In place of a class: bytes that RM counts under a handle which the books do not know.
 const PASSED: u32 = u32::MAX;
 /// In place of a class: bytes that RM counts for nobody, and that are still on the card.
@@ -171,7 +173,7 @@ impl<'m> Books<'m> {
             sum_slots: HashMap::new(),
             records,
         };
-        let used = |record: &Record| record.state.load(Ordering::Acquire) == USED;
+        let used = |record: &Record| record.state.load(Ordering::Acquire) != EMPTY;
         let written = books.records.len().min(written);
         books.fresh = books.records[..written].iter().rposition(used).map_or(0, |last| last + 1);
         for slot in 0..books.fresh {
@@ -401,6 +403,20 @@ impl<'m> Books<'m> {
             of_gpu.partition(|object| object.class.kind() == Kind::Subdevice);
         subdevices.extend(others.into_iter().filter(|object| object.class.kind() == Kind::Device));
         subdevices
+    }
+
+    /// Notes whether the program has stopped a channel of its own.
+    pub fn set_stopped(&self, client: u32, channel: u32, is_stopped: bool) {
+        if let Some(slot) = self.index.get(&(client, channel)) {
+            let state = if is_stopped { STOPPED } else { USED };
+            self.records[*slot as usize].state.store(state, Ordering::Release);
+        }
+    }
+
+    /// Whether the program has stopped this channel.
+    pub fn is_stopped(&self, client: u32, channel: u32) -> bool {
+        let slot = self.index.get(&(client, channel));
+        slot.is_some_and(|slot| self.records[*slot as usize].state.load(Ordering::Acquire) == STOPPED)
     }
 
     /// All channels.

@@ -99,6 +99,10 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             subdevice,
         });
         let running = engine.running();
+        // Its program stopped it under an earlier worker.
+        if self.books.is_stopped(client, channel.handle) {
+            engine.want(client, channel.handle, false);
+        }
         if running != Running::All {
             let _ = engine.set(&mut self.manager, self.era, &mut self.handles, running);
         }

@@ -143,7 +143,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         if u32_at(&structure, control::STATUS) == Status::OK.0 {
             for engine in &mut engines {
-                named.iter().for_each(|(client, channel)| engine.want(*client, *channel, runs));
+                for (client, channel) in &named {
+                    if engine.has(*client, *channel) {
+                        engine.want(*client, *channel, runs);
+                        self.books.set_stopped(*client, *channel, !runs);
+                    }
+                }
             }
         }
         put(&mut structure, control::PARAMETERS, &parameters_at.to_ne_bytes());

@@ -117,7 +117,7 @@ impl manager::Manager for Performed {
 
 /// The processes, whether each lives; those that were forgotten are none of them.
 #[derive(Debug, Default)]
-struct Pids {
+pub struct Pids {
     tracked: BTreeMap<u32, bool>,
     forgotten: BTreeSet<u32>,
 }
@@ -249,6 +249,9 @@ impl Ground {
     }
 }
 
+/// RM and the container's processes.
+pub type Survivors = (Shared, Rc<RefCell<Pids>>);
+
 /// Processes under one supervisor, and RM.
 pub struct World<'g> {
     /// RM.
@@ -279,10 +282,28 @@ impl<'g> World<'g> {
         Self { manager, living, supervisor, files: BTreeMap::new(), passed: 0, now: 0 }
     }
 
+    /// The same as `earlier`, with a new worker on the ground of its last one.
+    pub fn again(ground: &'g mut Ground, (manager, living): Survivors) -> Self {
+        let fresh = Self::on(ground);
+        let Supervisor { books, budget, journal, .. } = fresh.supervisor;
+        let (performed, parts) = (Performed::new(&manager), (books, budget, journal));
+        let supervisor = Supervisor::new(era(), parts, performed, Living(Rc::clone(&living)), 43);
+        Self { manager, living, supervisor, ..fresh }
+    }
+
+    /// What outlives its worker.
+    pub fn survivors(&self) -> Survivors {
+        (Rc::clone(&self.manager), Rc::clone(&self.living))
+    }
+
     /// The same, whose supervisor holds compute, too. The engines are for a timekeeper.
     pub fn with_engines(ground: &'g mut Ground) -> (Self, Engines<u64>) {
-        let engines = Engines::default();
-        let world = Self::on(ground);
+        Self::on(ground).holding_compute()
+    }
+
+    /// It holds compute from now on.
+    pub fn holding_compute(self) -> (Self, Engines<u64>) {
+        let (world, engines) = (self, Engines::default());
         let compute = Compute { engines: engines.clone(), wake: Box::new(|_| ()) };
         (Self { supervisor: world.supervisor.holding_compute(compute), ..world }, engines)
     }

@@ -178,6 +178,25 @@ fn who_is_paused_copies_nothing_either_and_starts_nothing_by_itself() {
 }
 
 #[test]
+fn what_a_program_stopped_stays_stopped_under_the_next_worker() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let [client, group, channel] = tested.program(10, 1);
+    let second = tested.channel(10, client, group);
+    assert_eq!(tested.ask(10, client, &[channel], false), Some(0));
+    let survivors = tested.world.survivors();
+    drop(tested);
+    let (world, engines) = World::again(&mut ground, survivors).holding_compute();
+    let mut tested = Tested { world, engines, handles: Handles::new(8) };
+    assert_eq!(tested.engines.on(0).groups(), 1);
+    assert!(tested.set(false) && tested.set(true));
+    assert_eq!([channel, second].map(|one| tested.runs(client, one)), [Some(false), Some(true)]);
+    assert_eq!(tested.ask(10, client, &[channel], true), Some(0));
+    assert!(tested.set(false) && tested.set(true));
+    assert_eq!([channel, second].map(|one| tested.runs(client, one)), [Some(true); 2]);
+}
+
+#[test]
 fn channels_can_be_stopped_without_the_programs_subdevice() {
     let mut ground = Ground::new(1 << 10);
     let mut tested = Tested::on(&mut ground);
