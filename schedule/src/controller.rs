@@ -62,6 +62,12 @@ pub struct Controller {
 }
 
 impl Controller {
+    /// What is so while the container is paused, which takes its debts from it.
+    pub fn pause(&mut self, card: &Card, now: u64) -> Orders {
+        *self = Self::default();
+        Orders { running: Running::Paused, slice: None, until: now + u64::from(card.frame.length()) }
+    }
+
     /// What is to be so at `now`, a moment of the clock that frames are counted by, for the container of this
     /// lease. It has `groups` channel groups here, of which each takes part in turns, and takes `calls` calls
     /// to stop.
@@ -135,6 +141,19 @@ mod tests {
             step(&mut controller, &tenants, 50_000, 1).until - 50_000
         };
         assert_eq!([end(500), end(2_500), end(100_000)], [10_000, 8_000, 5_000]);
+    }
+
+    #[test]
+    fn who_was_paused_owes_nothing_for_it() {
+        let tenants = [tenant(1, Policy::Fixed(vec![Piece { start: 0, length: 10_000 }]), 1)];
+        let card = Card { frame: Frame::SHORT, tenants: &tenants };
+        let mut controller = Controller::default();
+        assert_eq!(step(&mut controller, &tenants, 0, 1).running, Running::All);
+        assert_eq!(controller.pause(&card, 5_000).running, Running::Paused);
+        // It is resumed outside of its window.
+        assert_eq!(step(&mut controller, &tenants, 40_000, 1).running, Running::None);
+        controller.stopped(40_000, 40_500, 1);
+        assert_eq!(step(&mut controller, &tenants, 50_000, 1).until, 60_000);
     }
 
     #[test]

@@ -147,8 +147,11 @@ impl Timekeeper {
         let (frame, tenants) = self.board.read();
         let card = Card { frame, tenants: &tenants };
         let began = now();
-        let orders = self.controller.step(&card, lease, began, (engine.groups(), engine.calls()));
-        let running = if is_paused { Running::Paused } else { orders.running };
+        let orders = if is_paused {
+            self.controller.pause(&card, began)
+        } else {
+            self.controller.step(&card, lease, began, (engine.groups(), engine.calls()))
+        };
         if let Some(slice) = orders.slice {
             engine.set_slices(&mut kernel, slice);
         }
@@ -157,12 +160,12 @@ impl Timekeeper {
         if engine.take_disturbance() {
             let _ = self.again.get_or_insert(began + RETRY);
         }
-        if is_due && running != Running::All {
+        if is_due && orders.running != Running::All {
             engine.doubt();
         }
-        if engine.running() != running || !engine.is_settled() {
-            let calls = engine.set(&mut kernel, era, &mut self.handles, running);
-            if running == Running::None {
+        if engine.running() != orders.running || !engine.is_settled() {
+            let calls = engine.set(&mut kernel, era, &mut self.handles, orders.running);
+            if orders.running == Running::None {
                 self.controller.stopped(began, now(), calls);
             }
             self.failing = (!engine.is_settled()).then(|| self.failing.unwrap_or(began));
