@@ -119,7 +119,9 @@ fn known(key: &str) -> Result<Value> {
         None => {
             let near =
                 keys(&shipped).into_iter().filter(|known| known.ends_with(key) || known.contains(last(key)));
-            let near: Vec<String> = near.take(3).collect();
+            let mut near: Vec<String> = near.collect();
+            near.sort_by_key(|known| known.len().abs_diff(key.len()));
+            near.truncate(3);
             let meant = if near.is_empty() {
                 String::new()
             } else {

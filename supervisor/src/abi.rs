@@ -16,6 +16,8 @@ pub use era::{Era, Version};
 
 /// Number of a call that RM serves (`_IOC_NR`).
 pub mod number {
+    /// NV_ESC_RM_ALLOC_OBJECT, by which older libraries made objects without parameters.
+    pub const ALLOC_OBJECT: u8 = 0x28;
     /// NV_ESC_RM_FREE.
     pub const FREE: u8 = 0x29;
     /// NV_ESC_RM_CONTROL.
@@ -28,6 +30,18 @@ pub mod number {
     pub const VID_HEAP_CONTROL: u8 = 0x4a;
     /// NV_ESC_IOCTL_XFER_CMD, which carries another call in a structure of its own.
     pub const TRANSFER: u8 = 0xd3;
+}
+
+/// NVOS05_PARAMETERS, of [`number::ALLOC_OBJECT`].
+pub mod alloc_object {
+    /// Its size.
+    pub const SIZE: usize = 20;
+    /// hRoot, hObjectParent, hObjectNew, hClass and status, u32 each.
+    pub const CLIENT: usize = 0;
+    /// The class.
+    pub const CLASS: usize = 12;
+    /// The status.
+    pub const STATUS: usize = 16;
 }
 
 /// UVM_MAP_EXTERNAL_ALLOCATION of /dev/nvidia-uvm: a whole command, without a size.
@@ -392,6 +406,11 @@ pub mod interleave {
     /// Size of its parameters.
     pub const SIZE: usize = 4;
 }
+
+/// Calls by which a program sets how its channels are scheduled, without stopping or starting them:
+/// NVA06C_CTRL_CMD_SET_TIMESLICE, SET_INTERLEAVE_LEVEL and MAKE_REALTIME of a group, and
+/// NVA06F_CTRL_CMD_SET_INTERLEAVE_LEVEL of a channel.
+pub const SCHEDULINGS: [u32; 4] = [slice::COMMAND, interleave::COMMAND, 0xa06c_0110, 0xa06f_0109];
 
 /// NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS.
 pub mod channel_group {

@@ -24,8 +24,8 @@ use std::collections::HashMap;
 use nix::errno::Errno;
 
 use crate::abi::{
-    Era, Status, control as controls, duplicate as dup, free, heap as vid_heap, number, transfer, u32_at,
-    u64_at,
+    Era, Status, alloc_object, control as controls, duplicate as dup, free, heap as vid_heap, number,
+    transfer, u32_at, u64_at,
 };
 use crate::books::{Books, Client, Gpu, MOST_GPUS};
 use crate::budget::Budget;
@@ -208,6 +208,10 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         self.passing.retain(|passing| passing.thread != call.thread); // what it was let do before is over
         match (call.number, call.size) {
             (number::ALLOC, size) if self.era.has_alloc_size(size) => self.allocate(call, program, file),
+            // No library makes it any more, and a client that it makes would be nobody's.
+            (number::ALLOC_OBJECT, alloc_object::SIZE) => {
+                self.refuse(program, call.address + alloc_object::STATUS as u64, Status::NOT_SUPPORTED)
+            }
             (number::FREE, free::SIZE) => self.free(call, program, file),
             (number::DUP_OBJECT, dup::SIZE) => self.duplicate(call, program, file),
             (number::VID_HEAP_CONTROL, vid_heap::SIZE) => self.heap(call, program, file),

@@ -156,6 +156,12 @@ impl<F> Engine<F> {
         of_client.flat_map(|member| &member.channels).any(|one| one.handle == channel)
     }
 
+    /// Whether this is one of its channels or groups.
+    pub fn leads(&self, client: u32, handle: u32) -> bool {
+        let of_client = self.members.iter().filter(|member| member.seat.client == client);
+        of_client.flat_map(|member| &member.channels).any(|one| one.handle == handle || one.group == handle)
+    }
+
     /// Adds a channel of `group` (the channel itself where it has none), which has just been made and runs,
     /// on a copy engine if it `copies`. `seat` is asked for where its client is new here.
     pub fn add(

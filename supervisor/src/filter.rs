@@ -7,7 +7,9 @@ use std::mem::offset_of;
 
 use nix::libc::{self, sock_filter};
 
-use crate::abi::{Era, UVM_MAP_EXTERNAL, alloc, control, duplicate, free, heap, number, transfer};
+use crate::abi::{
+    Era, UVM_MAP_EXTERNAL, alloc, alloc_object, control, duplicate, free, heap, number, transfer,
+};
 
 /// What happens to a call of RM's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +52,7 @@ enum Line {
 /// Numbers and sizes of the calls that a driver of this era takes, as `size << 16 | number`.
 fn matched(era: &Era) -> Vec<u32> {
     let calls = [
+        (number::ALLOC_OBJECT, alloc_object::SIZE),
         (number::ALLOC, alloc::SHORT),
         (number::ALLOC, era.long),
         (number::FREE, free::SIZE),
@@ -209,6 +212,7 @@ mod tests {
                     for (number, size) in [
                         (0x2b, 32),
                         (0x2b, long),
+                        (0x28, 20),
                         (0x29, 16),
                         (0x2a, 32),
                         (0x34, 28),

@@ -97,7 +97,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             Kind::ChannelGroup if parameters.is_empty() => object.cost = COMPUTE_GROUP,
             Kind::ChannelGroup => object.cost = channel_group_cost(u32_at(parameters, channel_group::ENGINE)),
             Kind::AddressSpace => object.cost = ADDRESS_SPACE,
-            Kind::Channel => object.cost = CHANNEL,
+            Kind::Channel => object.cost = self.channel_cost(client, parent),
             _ => {}
         }
         // RM would say so too, unless it does not know the object any more: then its bytes must not get lost.
@@ -213,10 +213,24 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         let handle = if asked == 0 { self.handles.draw() } else { asked };
         let class = Class(word(alloc::CLASS));
-        let mut object = Object { client, handle, parent, class, gpu: None, bytes: 0, cost: CHANNEL };
+        let mut object = Object {
+            client,
+            handle,
+            parent,
+            class,
+            gpu: None,
+            bytes: 0,
+            cost: self.channel_cost(client, parent),
+        };
         self.charge(&mut object, call, file)?;
         self.note_client(client, call);
         self.books.add(&object).map_err(|_| Status::INSUFFICIENT_RESOURCES)
+    }
+
+    /// What RM takes for a channel. It makes a group for one that has none.
+    fn channel_cost(&self, client: u32, parent: u32) -> u64 {
+        let group = self.books.get(client, parent).filter(|above| above.class.kind() == Kind::ChannelGroup);
+        if group.is_some() { CHANNEL } else { CHANNEL + COMPUTE_GROUP }
     }
 
     /// Finds the GPU of a new object and charges what it will take. RM's refusal of its parent counts as its

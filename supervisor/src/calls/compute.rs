@@ -157,11 +157,17 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Whether the schedule has stopped a group or a channel that ran before. A program lets it run.
-    pub(super) fn has_stopped(&self, client: u32, handle: u32) -> bool {
-        let engines = self.engines();
-        let mut all = engines.iter().flat_map(Engines::all);
-        all.any(|(_, mut engine)| engine.begin(client, handle) && engine.has_stopped(client, handle))
+    /// Whether a program's call that lets a group or a channel run may be done: the schedule knows it, and
+    /// has not stopped it since it first ran.
+    pub(super) fn may_begin(&self, client: u32, handle: u32) -> bool {
+        let Some(engines) = self.engines() else { return true };
+        let mut knows = false;
+        let mut is_stopped = false;
+        for (_, mut engine) in engines.all().filter(|(_, engine)| engine.leads(client, handle)) {
+            knows = true;
+            is_stopped |= engine.begin(client, handle) && engine.has_stopped(client, handle);
+        }
+        knows && !is_stopped
     }
 
     /// Stops channels anew that should not run.

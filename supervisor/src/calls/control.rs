@@ -5,7 +5,7 @@ use nix::errno::Errno;
 use super::allocate::give_back;
 use super::{Answer, Call, Engines, Processes, Program, Supervisor};
 use crate::abi::channels::{LISTS, List, MOST, SCHEDULE, STOP, STOPS};
-use crate::abi::{Class, Status, control, interleave, number, put, slice, u32_at, u64_at};
+use crate::abi::{Class, SCHEDULINGS, Status, control, number, put, u32_at, u64_at};
 use crate::engine;
 use crate::manager::{Manager, Pointed, devices};
 
@@ -23,8 +23,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return self.stop_channels(list, structure, call, program, file);
         }
         if self.holds_compute() {
-            if matches!(command, slice::COMMAND | interleave::COMMAND) {
-                // Slices are given by the schedule. A program is told that it has what it asked for.
+            if SCHEDULINGS.contains(&command) {
+                // Slices and levels are given by the schedule. A program is told that it has what it asked
+                // for.
                 return self.refuse(program, call.address + control::STATUS as u64, Status::OK);
             }
             if SCHEDULE.contains(&command) {
@@ -71,8 +72,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if !program.waits() {
             return Answer::Gone;
         }
-        // One that the schedule has stopped runs when that says so.
-        if self.has_stopped(u32_at(&structure, control::CLIENT), u32_at(&structure, control::OBJECT)) {
+        // One that the schedule has stopped runs when that says so, and one that it does not know never.
+        if !self.may_begin(u32_at(&structure, control::CLIENT), u32_at(&structure, control::OBJECT)) {
             return self.refuse(program, status_at, Status::OK);
         }
         let pointed = &mut [Pointed { offset: control::PARAMETERS, bytes: parameters }];
@@ -124,11 +125,15 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return self.refuse(program, status_at, Status::NOT_SUPPORTED);
         }
         let runs = parameters[STOPS] == 0;
-        let is_stopped = |(client, channel): &(u32, u32)| {
-            engines.iter().any(|engine| engine.has_stopped(*client, *channel))
+        let may_run = |(client, channel): &(u32, u32)| {
+            let mut its = engines.iter().filter(|engine| engine.has(*client, *channel));
+            its.next().is_some_and(|engine| !engine.has_stopped(*client, *channel))
         };
-        // These are started when the schedule says so.
-        let later: Vec<(u32, u32)> = named.iter().copied().filter(|one| runs && is_stopped(one)).collect();
+        // These are started when the schedule says so, and those that it does not know never: their process
+        // has ended.
+        let is_held = !engines.is_empty();
+        let is_later = |one: &(u32, u32)| runs && is_held && !may_run(one);
+        let later: Vec<(u32, u32)> = named.iter().copied().filter(is_later).collect();
         let now: Vec<(u32, u32)> = named.iter().copied().filter(|one| !later.contains(one)).collect();
         let mut shortened = engine::list(now.iter().copied(), runs);
         let performed = if later.is_empty() { &mut *parameters } else { &mut shortened[..] };

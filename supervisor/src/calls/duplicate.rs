@@ -62,8 +62,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return give_back(program, &[(call.address, &structure)]);
         }
         let class = match &object {
-            // The books may have a hint alone in its place, or the source is somebody else's: what RM does not
-            // count of it would be charged to nobody.
+            // The books may have a hint alone in its place, or the source is somebody else's: what RM does
+            // not count of it would be charged to nobody.
             None => class_of(&mut self.manager, file, client, handle),
             Some(_) => None,
         };

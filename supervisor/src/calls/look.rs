@@ -116,8 +116,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let is_above = is_above(self);
         let was_raced = std::mem::replace(&mut self.raced[gpu], is_above);
         if is_above && (was_raced || !self.prove(&processes)) {
-            // Those have ended, or made no call to this worker: others have the file of the client, and so its
-            // memory.
+            // Those have ended, or made no call to this worker: others have the file of the client, and so
+            // its memory.
             processes = self.processes.tracked().into_iter().filter(|one| one.1).map(|one| one.0).collect();
             self.prove(&processes);
         }

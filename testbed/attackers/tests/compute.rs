@@ -215,7 +215,7 @@ fn channels_can_be_stopped_without_the_programs_subdevice() {
 fn who_has_the_file_of_a_process_that_ended_has_channels_that_run_no_more() {
     let mut ground = Ground::new(1 << 10);
     let mut tested = Tested::on(&mut ground);
-    let [client, _, channel] = tested.program(PROGRAMS[0], 1);
+    let [client, group, channel] = tested.program(PROGRAMS[0], 1);
     tested.world.leave(PROGRAMS[0]);
     let mut manager = Performed::new(&tested.world.manager);
     let mut handles = tested.handles.clone();
@@ -225,6 +225,24 @@ fn who_has_the_file_of_a_process_that_ended_has_channels_that_run_no_more() {
         .drop_ended(&mut manager, (era(), &mut handles), |pid| *pid == u64::from(PROGRAMS[0]));
     assert_eq!(tested.runs(client, channel), Some(false));
     assert!(tested.engines.on(0).is_empty());
+    // Nobody else starts them: no schedule would stop them again.
+    tested.world.files.insert(PROGRAMS[1], PROGRAMS[0]);
+    assert_eq!(tested.ask(PROGRAMS[1], client, &[channel], true), Some(0));
+    for (object, command) in [group, channel].into_iter().zip(channels::SCHEDULE) {
+        assert_eq!(tested.world.control(PROGRAMS[1], [client, object], command, &[1, 0, 0]), Some(0));
+    }
+    assert_eq!(tested.runs(client, channel), Some(false));
+}
+
+#[test]
+fn a_channel_without_a_group_is_charged_the_group_that_rm_makes_for_it() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let client = tested.world.client(PROGRAMS[0]);
+    let before = tested.world.used();
+    let _ = tested.channel(PROGRAMS[0], client, DEVICE);
+    assert!(tested.world.used() - before > 4 << 20, "what RM takes");
+    tested.world.check("a channel without a group");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Ways to have more than the limit, each of which worked once.
 
 use gpushare_attackers::world::{Ground, LIMITS, PARAMETERS, World, of_bytes, of_device};
-use gpushare_supervisor::abi::{Class, Status, duplicate, heap, memory, number, put, transfer, u32_at};
+use gpushare_supervisor::abi::{
+    Class, Status, alloc_object, duplicate, heap, memory, number, put, transfer, u32_at,
+};
 use gpushare_supervisor::books::MOST_OBJECTS;
 
 const MIB: u64 = 1 << 20;
@@ -276,4 +278,18 @@ fn no_call_is_let_through_that_could_become_a_free() {
         let _ = world.call(102, number::VID_HEAP_CONTROL, &structure, &[]);
     }
     assert_eq!(world.passed, 5, "a client with its devices and subdevices, and nothing since");
+}
+
+/// A call of older libraries makes a client whose maker nobody would ask for.
+#[test]
+fn no_client_is_made_by_a_call_that_nobody_follows() {
+    let mut ground = Ground::new(1 << 10);
+    let mut world = World::on(&mut ground);
+    for class in [0u32, 0x41] {
+        let mut structure = [0; alloc_object::SIZE];
+        put(&mut structure, alloc_object::CLASS, &class.to_ne_bytes());
+        let (after, _) = world.call(10, number::ALLOC_OBJECT, &structure, &[]).expect("RM's own status");
+        assert_eq!(u32_at(&after, alloc_object::STATUS), Status::NOT_SUPPORTED.0);
+        assert_eq!(u32_at(&after, alloc_object::CLIENT), 0, "a client's handle");
+    }
 }

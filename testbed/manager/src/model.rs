@@ -6,8 +6,8 @@ mod running;
 use std::collections::{BTreeMap, HashMap};
 
 use gpushare_supervisor::abi::{
-    Class, Era, Kind, Status, alloc, channel_group, control, duplicate, free, heap, memory, number, put,
-    transfer, u32_at, u64_at,
+    Class, Era, Kind, Status, alloc, alloc_object, channel_group, control, duplicate, free, heap, memory,
+    number, put, transfer, u32_at, u64_at,
 };
 
 use running::{Channel, Steered};
@@ -182,6 +182,16 @@ impl Manager {
                 set(structure, duplicate::STATUS, status);
             }
             (number::VID_HEAP_CONTROL, heap::SIZE) => self.heap(caller, structure),
+            (number::ALLOC_OBJECT, alloc_object::SIZE) => {
+                let word = |at| u32_at(structure, at);
+                let (class, place) = (Class(word(alloc_object::CLASS)), [word(0), word(4), word(8)]);
+                let made = self.make(caller, class, place, &mut []);
+                if let Ok(handle) = made {
+                    let at = if class.kind() == Kind::Client { alloc_object::CLIENT } else { 8 };
+                    put(structure, at, &handle.to_ne_bytes());
+                }
+                set(structure, alloc_object::STATUS, made.err().unwrap_or(Status::OK));
+            }
             (ALLOC_MEMORY, 56) => {
                 let status = if caller.is_admin { Status::OK } else { INSUFFICIENT_PERMISSIONS };
                 if caller.is_admin {
@@ -268,6 +278,7 @@ impl Manager {
         }
         let above = owner.objects.get(&parent);
         let gpu = above.and_then(|above| above.gpu);
+        let is_grouped = above.is_some_and(|above| above.class.kind() == Kind::ChannelGroup);
         if parent != client && above.is_none() {
             return Err(INVALID_PARENT);
         }
@@ -304,7 +315,9 @@ impl Manager {
                 let engine = parameters.get(channel_group::ENGINE..).map_or(0, |from| u32_at(from, 0));
                 cost = if channel_group::COPIES.contains(&engine) { 0 } else { COMPUTE_GROUP_COST };
             }
-            Kind::Channel => cost = CHANNEL_COST,
+            Kind::Channel if is_grouped => cost = CHANNEL_COST,
+            // It makes a group for it.
+            Kind::Channel => cost = CHANNEL_COST + COMPUTE_GROUP_COST,
             Kind::AddressSpace => cost = ADDRESS_SPACE_COST,
             Kind::Subdevice if self.has_subdevice(client, parent) => {
                 return Err(Status::INSUFFICIENT_RESOURCES);
