@@ -16,14 +16,14 @@ pub enum Running {
     /// All of them.
     All,
     /// Those of a turn: so many from this one on, counted in a circle.
-    Some {
+    Turn {
         /// The first one.
         first: u32,
         /// How many.
         count: u32,
     },
-    /// None: all are stopped. Those of copy engines run.
-    None,
+    /// None. Those of copy engines run.
+    Stopped,
     /// None, and those of copy engines neither.
     Paused,
 }
@@ -33,11 +33,11 @@ impl Running {
     pub fn includes(self, number: u32, groups: u32) -> bool {
         match self {
             Self::All => true,
-            Self::Some { first, count } => {
+            Self::Turn { first, count } => {
                 let groups = groups.max(1);
                 (number % groups + groups - first % groups) % groups < count
             }
-            Self::None | Self::Paused => false,
+            Self::Stopped | Self::Paused => false,
         }
     }
 }
@@ -76,14 +76,14 @@ impl Controller {
         let slices = card.slices(lease);
         let slice = slices.map(|slices| slices.slice);
         if !stretch.runs {
-            return Orders { running: Running::None, slice, until: stretch.until };
+            return Orders { running: Running::Stopped, slice, until: stretch.until };
         }
         self.due = Some(stretch.until);
         let working = card.tenant(lease).map_or(groups, |tenant| tenant.working.max(groups));
         let turn = slices.and_then(|slices| slices.part(groups, working).turn(groups, now));
         let (running, until) = match turn {
             Some((first, count)) => {
-                (Running::Some { first, count }, stretch.until.min(Slices::next_turn(now)))
+                (Running::Turn { first, count }, stretch.until.min(Slices::next_turn(now)))
             }
             None => (Running::All, stretch.until),
         };
@@ -119,15 +119,15 @@ mod tests {
         let tenants = [tenant(1, share.clone(), 16), tenant(2, Policy::Burst { share: 70, ceiling: 100 }, 1)];
         let mut controller = Controller::default();
         let first = step(&mut controller, &tenants, 30_000, 16);
-        assert_eq!(first.running, Running::Some { first: 0, count: 7 });
+        assert_eq!(first.running, Running::Turn { first: 0, count: 7 });
         let second = step(&mut controller, &tenants, 100_000, 16);
-        assert_eq!(second.running, Running::Some { first: 7, count: 7 });
+        assert_eq!(second.running, Running::Turn { first: 7, count: 7 });
         // Half of them are another supervisor's, and so is half of the time.
-        assert_eq!(step(&mut controller, &tenants, 0, 8).running, Running::Some { first: 0, count: 3 });
+        assert_eq!(step(&mut controller, &tenants, 0, 8).running, Running::Turn { first: 0, count: 3 });
         let window = tenant(3, Policy::Fixed(vec![Piece { start: 0, length: 25_000 }]), 1);
         let tenants = [tenants.as_slice(), &[window]].concat();
-        assert_eq!(step(&mut controller, &tenants, 0, 16).running, Running::None);
-        assert_eq!(step(&mut controller, &tenants, 30_000, 16).running, Running::Some { first: 0, count: 7 });
+        assert_eq!(step(&mut controller, &tenants, 0, 16).running, Running::Stopped);
+        assert_eq!(step(&mut controller, &tenants, 30_000, 16).running, Running::Turn { first: 0, count: 7 });
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         let end = |took: u64| {
             let mut controller = Controller::default();
             assert_eq!(step(&mut controller, &tenants, 0, 1).running, Running::All);
-            assert_eq!(step(&mut controller, &tenants, 10_000, 1).running, Running::None);
+            assert_eq!(step(&mut controller, &tenants, 10_000, 1).running, Running::Stopped);
             controller.stopped(10_000, 10_000 + took, 1);
             step(&mut controller, &tenants, 50_000, 1).until - 50_000
         };
@@ -151,16 +151,16 @@ mod tests {
         assert_eq!(step(&mut controller, &tenants, 0, 1).running, Running::All);
         assert_eq!(controller.pause(&card, 5_000).running, Running::Paused);
         // It is resumed outside of its window.
-        assert_eq!(step(&mut controller, &tenants, 40_000, 1).running, Running::None);
+        assert_eq!(step(&mut controller, &tenants, 40_000, 1).running, Running::Stopped);
         controller.stopped(40_000, 40_500, 1);
         assert_eq!(step(&mut controller, &tenants, 50_000, 1).until, 60_000);
     }
 
     #[test]
     fn a_turn_goes_round() {
-        let turn = Running::Some { first: 5, count: 3 };
+        let turn = Running::Turn { first: 5, count: 3 };
         let runs: Vec<u32> = (0..6).filter(|at| turn.includes(*at, 6)).collect();
         assert_eq!(runs, [0, 1, 5]);
-        assert!(Running::All.includes(0, 0) && !Running::None.includes(0, 1));
+        assert!(Running::All.includes(0, 0) && !Running::Stopped.includes(0, 1));
     }
 }

@@ -208,7 +208,7 @@ impl<F> Engine<F> {
             groups.retain(|group| channels.iter().any(|one| one.group == group.handle));
         }
         self.members.retain(|member| !member.channels.is_empty());
-        self.is_settled &= !matches!(self.running, Running::Some { .. });
+        self.is_settled &= !matches!(self.running, Running::Turn { .. });
         self.is_settled |= self.is_empty();
     }
 
@@ -272,7 +272,7 @@ impl<F> Engine<F> {
             let all: Vec<u32> = member.groups.iter().map(|group| group.handle).collect();
             let _ = member.set(manager, era, handles, &all, false);
             member.channels.clear();
-            self.is_settled &= !matches!(self.running, Running::Some { .. });
+            self.is_settled &= !matches!(self.running, Running::Turn { .. });
         }
         self.members.retain(|member| !member.channels.is_empty());
         self.is_settled |= self.is_empty();

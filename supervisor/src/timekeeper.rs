@@ -165,7 +165,7 @@ impl Timekeeper {
         }
         if engine.running() != orders.running || !engine.is_settled() {
             let calls = engine.set(&mut kernel, era, &mut self.handles, orders.running);
-            if orders.running == Running::None {
+            if orders.running == Running::Stopped {
                 self.controller.stopped(began, now(), calls);
             }
             self.failing = (!engine.is_settled()).then(|| self.failing.unwrap_or(began));

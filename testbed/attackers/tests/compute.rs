@@ -42,7 +42,7 @@ impl<'g> Tested<'g> {
 
     /// As a timekeeper does it. Returns whether RM did all of it.
     fn set(&mut self, runs: bool) -> bool {
-        self.let_run(if runs { Running::All } else { Running::None })
+        self.let_run(if runs { Running::All } else { Running::Stopped })
     }
 
     fn let_run(&mut self, running: Running) -> bool {
@@ -140,7 +140,7 @@ fn groups_take_turns_and_programs_cannot_start_those_whose_turn_it_is_not() {
     };
     let mut seen = [0; 4];
     for first in 0..4 {
-        assert!(tested.let_run(Running::Some { first, count: 2 }));
+        assert!(tested.let_run(Running::Turn { first, count: 2 }));
         let now = run(&tested);
         assert_eq!(now.iter().filter(|runs| **runs).count(), 2, "{now:?}");
         seen.iter_mut().zip(&now).for_each(|(seen, runs)| *seen += u32::from(*runs));

@@ -183,7 +183,7 @@ impl Supervisor {
             job.ends = end;
             return true;
         }
-        if job.then == Running::None && self.running != Running::None {
+        if job.then == Running::Stopped && self.running != Running::Stopped {
             self.controller.stopped(job.began / MICROSECOND, now / MICROSECOND, calls);
         }
         (self.running, self.is_settled) = (job.then, !job.is_disturbed);
