@@ -45,8 +45,6 @@ pub struct Controls {
     pub is_stopped: bool,
     /// Nanoseconds of its turns; `None`: the device's own.
     pub slice: Option<u64>,
-    /// Whether it has its turn between any two of the others.
-    pub is_high: bool,
 }
 
 /// What passes between two turns, in nanoseconds.
@@ -82,8 +80,6 @@ struct Turn {
     end: u64,
     /// Since when it has had no work, while the device waits for it.
     rests: Option<u64>,
-    /// Who had the last turn of those that are not high.
-    last_plain: usize,
 }
 
 /// What the device does, and until when at the latest.
@@ -272,23 +268,16 @@ impl VirtualGpu {
                 }
             }
             let begin = now + if gives_up { self.switch.at_rest } else { self.switch.at_work };
-            let controls = self.queues[next].controls;
-            let last_plain = if controls.is_high { self.turn.last_plain } else { next };
-            let end = begin + controls.slice.unwrap_or(own);
-            self.turn = Turn { of: next, begin, end, rests: None, last_plain };
+            let end = begin + self.queues[next].controls.slice.unwrap_or(own);
+            self.turn = Turn { of: next, begin, end, rests: None };
         }
     }
 
     /// Which of the others has its turn next; `None` if none of them has work that may run.
     fn next(&self) -> Option<usize> {
-        let (count, Turn { of, last_plain, .. }) = (self.queues.len(), self.turn);
-        let is_high = |process: &usize| self.queues[*process].controls.is_high;
-        let plain = (1..=count).map(|step| (last_plain + step) % count).filter(|one| !is_high(one));
-        let after = if is_high(&of) { of + 1 } else { 0 };
-        let high = (after..count).filter(is_high);
-        let again = (0..after).filter(is_high);
-        let mut all = high.chain(plain).chain(again).filter(|process| *process != of);
-        all.find(|process| self.queues[*process].is_ready())
+        let count = self.queues.len();
+        let mut others = (1..count).map(|step| (self.turn.of + step) % count);
+        others.find(|process| self.queues[*process].is_ready())
     }
 }
 
