@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::ps::is_paused;
 use crate::{node, table};
 
-/// Whose programs.
+/// Names the container whose programs are meant.
 #[derive(clap::Args)]
 pub struct Named {
     /// The container's name, its id or the beginning of that; in a cluster NAMESPACE/POD/CONTAINER.

@@ -147,8 +147,8 @@ pub enum SupervisionError {
     Required(Hindrance),
     /// The container asks for one.
     #[error(
-        "the container requires a supervisor (GPUSHARE_SUPERVISOR, gpushare.io/supervisor), and none can hold it: {0}; \
-         without that word supervisor.mode decides"
+        "the container requires a supervisor (GPUSHARE_SUPERVISOR, gpushare.io/supervisor), and none can hold \
+         it: {0}; without that word supervisor.mode decides"
     )]
     Asked(Hindrance),
     /// Containers of one share are all held in one way: a supervisor knows nothing of what others charge.
@@ -323,7 +323,7 @@ pub fn pause(state: &Path, lease: &Lease, is_paused: bool) -> Result<(), PauseEr
 /// Why a lease's programs cannot be paused.
 #[derive(Debug, thiserror::Error)]
 pub enum PauseError {
-    /// Nobody can stop them from outside.
+    /// No supervisor can stop them from outside.
     #[error(
         "no supervisor holds its compute, so that nobody can stop its programs on the GPU; start it anew with \
          supervisor.compute = \"supervisor\""

@@ -65,8 +65,8 @@ impl Book {
     pub(crate) fn limit_by_figure(&self, usage: &UsageFile, device: usize) -> u64 {
         let Some(file) = self.limits else { return 0 };
         if let Some(charged) = file.charged(device) {
-            // The books' sum is in both, so that the limit is left, less what is charged and less managed memory,
-            // which no supervisor knows of.
+            // The books' sum is in both, so that the limit is left, less what is charged and less managed
+            // memory, which no supervisor knows of.
             let others = charged.saturating_add(self.managed(device));
             return file.memory(device).saturating_add(self.used(device)).saturating_sub(others);
         }

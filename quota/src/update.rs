@@ -235,7 +235,7 @@ mod tests {
             (scheduled(ComputePolicy::Burst), policy(ComputePolicy::Fixed), (66, 1), false),
             (scheduled(ComputePolicy::Burst), policy(ComputePolicy::Fixed), (66, 0), true),
         ] {
-            // What all leases hold, this one included.
+            // The load of all leases, this one included.
             let load = |_| {
                 let mut all = GpuLoad { windows, between, cores: windows, leases: 1, ..GpuLoad::default() };
                 all.add(&lease.grants[0], lease.enforcement, lease.compute_policy);

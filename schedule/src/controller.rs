@@ -1,13 +1,13 @@
-//! What a container's supervisor has the card do, from one step to the next.
+//! Orders of a container's supervisor to the card, from one step to the next.
 //!
-//! Whoever performs asks at a step what is to be so now, does it, and says when channels had been stopped.
-//! The next step is due when that no longer holds, or when something has changed.
+//! The supervisor asks at each step for its orders, performs them, and reports when channels had been stopped.
+//! The next step is due when the orders no longer hold, or when something has changed.
 
 use crate::Card;
 use crate::slices::Slices;
 use crate::windows::Overrun;
 
-/// What a call that stops channels takes, in microseconds. What it takes longer is overrun.
+/// Microseconds of a call that stops channels. Time beyond it is overrun.
 const STOP: u64 = 500;
 
 /// Which of a container's channel groups run.
@@ -42,7 +42,7 @@ impl Running {
     }
 }
 
-/// What is to be so now.
+/// Orders that hold from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orders {
     /// Which groups run.

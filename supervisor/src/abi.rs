@@ -38,9 +38,9 @@ pub mod alloc_object {
     pub const SIZE: usize = 20;
     /// hRoot, hObjectParent, hObjectNew, hClass and status, u32 each.
     pub const CLIENT: usize = 0;
-    /// The class.
+    /// hClass: what is to be made.
     pub const CLASS: usize = 12;
-    /// The status.
+    /// status, which RM writes.
     pub const STATUS: usize = 16;
 }
 

@@ -254,7 +254,7 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
     assert_eq!(program.cuda.call("cuStreamCreate", &[out(&mut other), 1]), 0);
     assert_eq!(program.cuda.call("cuStreamBeginCapture_v2", &[stream, 2]), 0); // relaxed
     // Each launch asks now, and sleeps while it may not go: how many go in a second is the machine's doing.
-    // What is paid for them is not.
+    // The time paid for them is not.
     let before = books().devices[0].gpu_nanoseconds;
     let mut worked = Duration::ZERO;
     let start = Instant::now();

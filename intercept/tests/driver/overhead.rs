@@ -164,7 +164,7 @@ fn managed_memory_lowers_what_a_supervisor_leaves_while_it_is_there() {
     assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, 0]), 0);
     assert_eq!((cuda.call("cuCtxSynchronize", &[]), free()), (0, 1528), "freed in a stream");
 
-    // One that prefers the GPU.
+    // A pool that prefers the GPU.
     let (mut pool, mut properties) = (0usize, [0u32; 22]);
     (properties[0], properties[2]) = (2, 1);
     assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);

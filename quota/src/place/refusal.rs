@@ -53,9 +53,9 @@ pub enum Refusal {
         asked: Option<u64>,
         /// The largest window that it could have, in percent.
         free: u64,
-        /// What windows take already, in percent.
+        /// Compute that windows take already, in percent.
         held: u64,
-        /// What they leave, in percent.
+        /// Compute that they leave, in percent.
         reserve: u8,
         /// Index and UUID of the GPU that comes nearest.
         place: String,
@@ -253,14 +253,14 @@ impl Refusal {
 fn compute_reserve(asked: Option<u64>, free: u64, held: u64, reserve: u8, place: &str) -> String {
     match asked {
         Some(asked) => format!(
-            "a window of {asked}% of compute requested, {free}% free for windows on {place}, where {reserve}% are kept \
-             (quota.compute_reserve) for containers without one; ask for less or for compute-policy=burst, or wait until \
-             another container ends (`gpushare ps`)"
+            "a window of {asked}% of compute requested, {free}% free for windows on {place}, where {reserve}% \
+             are kept (quota.compute_reserve) for containers without one; ask for less or for \
+             compute-policy=burst, or wait until another container ends (`gpushare ps`)"
         ),
         None => format!(
             "windows of other containers take {held}% of {place}, which leaves less than {reserve}% \
-             (quota.compute_reserve) for one without; ask for cores and the policy fixed, or for another GPU, or wait \
-             until another container ends (`gpushare ps`)"
+             (quota.compute_reserve) for one without; ask for cores and the policy fixed, or for another GPU, \
+             or wait until another container ends (`gpushare ps`)"
         ),
     }
 }

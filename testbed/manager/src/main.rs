@@ -7,7 +7,8 @@ use clap::Parser;
 use gpushare_simulated_manager::serve;
 use nix::sys::signal::{SigSet, Signal};
 
-/// Serves the resource manager of a simulated node for tests: gpushare-simulated-supervisor holds its containers.
+/// Serves the resource manager of a simulated node for tests, where gpushare-simulated-supervisor holds the
+/// containers.
 #[derive(Parser)]
 struct Args {
     /// The node's folder, as `gpushare-simulator create` has it.

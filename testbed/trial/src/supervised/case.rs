@@ -9,7 +9,7 @@ use super::run;
 use super::supervisor::Lateness;
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 
-/// A container.
+/// A container with a share of the card, and its processes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
     /// How it shares the card.
@@ -57,7 +57,7 @@ impl Tenant {
     }
 }
 
-/// A run.
+/// A card that containers share for some seconds.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Who shares the card.

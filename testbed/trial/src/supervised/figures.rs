@@ -22,7 +22,7 @@ pub struct Latencies {
     pub p50: f64,
     /// What 99 of 100 did not exceed.
     pub p99: f64,
-    /// The longest.
+    /// Milliseconds of the longest request.
     pub most: f64,
     /// How many a second.
     pub rate: f64,

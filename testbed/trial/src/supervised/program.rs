@@ -76,7 +76,7 @@ impl Work {
     }
 }
 
-/// A process.
+/// A process that launches kernels, and waits for them.
 pub(super) struct Program {
     /// Its place on the card.
     pub(super) process: usize,
