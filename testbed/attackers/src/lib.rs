@@ -65,6 +65,20 @@ impl Place {
         Ok(Self { _session: Box::new(session), folder: folder.to_owned(), driver: driver.to_owned() })
     }
 
+    /// Plain files in the place of the device files, without a resource manager: whatever a supervisor lets
+    /// through fails at once.
+    ///
+    /// # Errors
+    /// When they cannot be made.
+    pub fn of_plain_files(folder: &Path, driver: &str) -> Result<Self> {
+        let dev = folder.join("dev");
+        fs::create_dir(&dev)?;
+        ["nvidiactl", "nvidia-uvm", "nvidia0"]
+            .into_iter()
+            .try_for_each(|name| fs::write(dev.join(name), ""))?;
+        Ok(Self { _session: Box::new(()), folder: folder.to_owned(), driver: driver.to_owned() })
+    }
+
     /// The folder of its device files.
     pub fn dev(&self) -> PathBuf {
         self.folder.join("dev")

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use gpushare_manager_calls::{Client, SUBDEVICE};
-use gpushare_supervisor::abi::Era;
+use gpushare_manager_calls::{Client, SUBDEVICE, Way, call as call_manager};
+use gpushare_supervisor::abi::{Era, control, number};
 use gpushare_supervisor::filter::reported;
 use gpushare_supervisor::handover::{connect_to, hand_over};
 use gpushare_supervisor::journal::NOTIFICATION_WORDS;
@@ -58,6 +58,13 @@ fn main() -> Result<()> {
             let client = client()?;
             each(|| {
                 let _refused = client.control(SUBDEVICE, UNKNOWN, &mut [0; 8]);
+            });
+        }
+        "alone" => {
+            let file = File::open(Path::new(folder).join("nvidiactl"))?;
+            let mut structure = [0; control::SIZE];
+            each(|| {
+                let _no_driver = call_manager(&file, number::CONTROL, &mut structure, Way::default());
             });
         }
         "allocate" => {
