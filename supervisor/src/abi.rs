@@ -8,6 +8,7 @@
 
 mod class;
 mod era;
+pub mod switches;
 #[cfg(test)]
 mod tests;
 

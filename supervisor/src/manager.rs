@@ -155,32 +155,76 @@ pub fn ask_by_own_client<M: Manager, T>(
     is_it: impl Fn(&[u8; 16]) -> bool,
     question: impl Fn(&Subdevice<'_, M::File>, &mut M) -> Option<T>,
 ) -> Option<T> {
-    const DEVICE: u32 = 1;
-    const SUBDEVICE: u32 = 2;
     let (file, client) = own_client(manager, era)?;
-    let mut answer = None;
     // To open the file of a GPU that nobody uses would initialise it.
     let is_attached = is_attached(manager, &file, client, &is_it).unwrap_or(false);
     let _open = is_attached.then(|| manager.open_gpu(gpu));
+    let found = is_attached.then(|| find_subdevice(manager, era, (&file, client), &is_it)).flatten();
+    let answer = found.and_then(|handle| question(&Subdevice { file: &file, client, handle }, manager));
+    let _ = free_object(manager, &file, client, client);
+    answer
+}
+
+/// A client of one's own, with a subdevice of a GPU. It ends with its file.
+#[derive(Debug)]
+pub struct OwnSubdevice<F> {
+    /// The client's file.
+    pub file: F,
+    /// The client's handle.
+    pub client: u32,
+    /// The subdevice's own.
+    pub handle: u32,
+    /// The GPU's own file.
+    _gpu: Option<F>,
+}
+
+impl<F> OwnSubdevice<F> {
+    /// The subdevice.
+    pub fn subdevice(&self) -> Subdevice<'_, F> {
+        Subdevice { file: &self.file, client: self.client, handle: self.handle }
+    }
+}
+
+/// Makes a client of one's own with a subdevice of the GPU that `is_it` tells by its UUID, which is
+/// initialised by that if nobody uses it; `None` where RM refuses it.
+pub fn own_subdevice<M: Manager>(
+    manager: &mut M,
+    era: &Era,
+    gpu: Gpu,
+    is_it: impl Fn(&[u8; 16]) -> bool,
+) -> Option<OwnSubdevice<M::File>> {
+    let (file, client) = own_client(manager, era)?;
+    let gpu = manager.open_gpu(gpu);
+    let handle = find_subdevice(manager, era, (&file, client), is_it)?;
+    Some(OwnSubdevice { file, client, handle, _gpu: gpu })
+}
+
+/// Makes a subdevice of the GPU that `is_it` tells by its UUID, and returns its handle.
+fn find_subdevice<M: Manager>(
+    manager: &mut M,
+    era: &Era,
+    (file, client): (&M::File, u32),
+    is_it: impl Fn(&[u8; 16]) -> bool,
+) -> Option<u32> {
+    const DEVICE: u32 = 1;
+    const SUBDEVICE: u32 = 2;
     // RM logs each number of a device that there is not.
-    let devices = is_attached.then(|| devices(manager, &file, client)).flatten().unwrap_or(0);
+    let devices = devices(manager, file, client).unwrap_or(0);
     for device in (0..u32::BITS).filter(|device| devices >> device & 1 == 1) {
         let mut parameters = [0; Class::DEVICE_PARAMETERS];
         put(&mut parameters, 0, &device.to_ne_bytes());
         put(&mut parameters, Class::DEVICE_SHARE, &client.to_ne_bytes());
-        if add(manager, &file, Class::DEVICE, [client, client, DEVICE], &mut parameters, era).is_err() {
+        if add_object(manager, file, Class::DEVICE, [client, client, DEVICE], &mut parameters, era).is_err() {
             continue; // nobody uses it
         }
-        let subdevice = Subdevice { file: &file, client, handle: SUBDEVICE };
-        let is_added = add_subdevice(manager, &file, [client, DEVICE, SUBDEVICE], era).is_ok();
+        let subdevice = Subdevice { file, client, handle: SUBDEVICE };
+        let is_added = add_subdevice(manager, file, [client, DEVICE, SUBDEVICE], era).is_ok();
         if is_added && subdevice.uuid(manager).is_some_and(|uuid| is_it(&uuid)) {
-            answer = question(&subdevice, manager);
-            break;
+            return Some(SUBDEVICE);
         }
-        let _ = free_object(manager, &file, client, DEVICE);
+        let _ = free_object(manager, file, client, DEVICE);
     }
-    let _ = free_object(manager, &file, client, client);
-    answer
+    None
 }
 
 /// The class of an object of the client's; `None` where RM knows no such object.
@@ -279,10 +323,14 @@ pub fn add_subdevice<M: Manager>(
     era: &Era,
 ) -> Result<(), Status> {
     let mut parameters = [0; Class::SUBDEVICE_PARAMETERS];
-    add(manager, file, Class::SUBDEVICE, [client, device, handle], &mut parameters, era)
+    add_object(manager, file, Class::SUBDEVICE, [client, device, handle], &mut parameters, era)
 }
 
-fn add<M: Manager>(
+/// Makes an object `handle` of a class below `parent` in the client.
+///
+/// # Errors
+/// As [`add_subdevice`].
+pub fn add_object<M: Manager>(
     manager: &mut M,
     file: &M::File,
     class: Class,

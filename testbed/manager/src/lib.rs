@@ -8,6 +8,6 @@ mod model;
 mod node;
 mod serve;
 
-pub use model::{Caller, Gpu, Manager, Memory, ReadError};
+pub use model::{Began, Caller, Engine, Gpu, Manager, Memory, ReadError};
 pub use node::serve;
 pub use serve::{Files, mount};

@@ -2,15 +2,18 @@
 
 mod controls;
 mod running;
+mod switches;
 
 use std::collections::{BTreeMap, HashMap};
 
 use gpushare_supervisor::abi::{
     Class, Era, Kind, Status, alloc, alloc_object, channel_group, control, duplicate, free, heap, memory,
-    number, put, transfer, u32_at, u64_at,
+    number, put, switches as records, transfer, u32_at, u64_at,
 };
 
 use running::{Channel, Steered};
+use switches::Switches;
+pub use switches::{Began, Engine};
 
 /// The program's memory cannot be read or written.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +127,7 @@ pub struct Manager {
     /// Slices that were set for channel groups, in microseconds, by client and handle.
     slices: BTreeMap<(u32, u32), u64>,
     steered: Option<Steered>,
+    switches: Switches,
     next_client: u32,
     next_handle: u32,
     next_piece: u64,
@@ -144,6 +148,7 @@ impl Manager {
             channels,
             slices,
             steered: None,
+            switches: Switches::default(),
             next_client,
             next_handle,
             next_piece: 0,
@@ -233,6 +238,8 @@ impl Manager {
         let size = match class.kind() {
             Kind::Device => 56,
             Kind::Subdevice => Class::SUBDEVICE_PARAMETERS,
+            _ if class == records::host_memory::CLASS => self.era.memory,
+            _ if class == records::buffer::CLASS => records::buffer::SIZE,
             _ => class.performed(self.era).unwrap_or(0),
         };
         let mut parameters = vec![0; if address == 0 { 0 } else { size }];
@@ -344,6 +351,11 @@ impl Manager {
         if object.class.kind() == Kind::Channel {
             let _ = self.channels.insert((client, handle), Channel::new());
         }
+        if class == records::host_memory::CLASS && !parameters.is_empty() {
+            self.add_host_memory((client, handle), parameters)?;
+        } else if class == records::buffer::CLASS && !parameters.is_empty() {
+            self.add_buffer((client, handle), parameters)?;
+        }
         if let Some(client) = self.clients.get_mut(&client) {
             client.objects.insert(handle, object);
         }
@@ -435,6 +447,7 @@ impl Manager {
     }
 
     fn end_object(&mut self, client: u32, handle: u32) {
+        self.switches.end((client, handle));
         let gone = (self.channels.remove(&(client, handle)), self.slices.remove(&(client, handle)));
         if !matches!(gone, (None, None)) {
             self.steer(client);

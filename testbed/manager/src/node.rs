@@ -3,14 +3,17 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
 use fuser::BackgroundSession;
+use gpushare_simulator::clock;
+use gpushare_simulator::lock::Owner;
 use gpushare_simulator::session::Session;
 use gpushare_supervisor::abi::Era;
 
-use crate::{Gpu, Manager, mount};
+use crate::{Began, Engine, Gpu, Manager, mount};
 
 /// Nanoseconds that a slice runs for each microsecond of it, on an H200 with driver 580.
 const SLICE: u64 = 1_020;
@@ -36,6 +39,8 @@ pub fn serve(node: &Path) -> Result<BackgroundSession> {
         .map(|gpu| Gpu { uuid: gpu.uuid_bytes(), memory: gpu.memory.load(Ordering::Relaxed) })
         .collect();
     let count = u64::try_from(gpus.len())?;
+    let card = Arc::new(card);
+    let engine = Card { next: vec![0; gpus.len()], card: Arc::clone(&card) };
     let steer = move |gpu, pid, runs, slice: u64| card.steer(gpu, pid, runs, slice.saturating_mul(SLICE));
     let folder = shared.join("manager");
     match fs::create_dir(&folder) {
@@ -44,6 +49,27 @@ pub fn serve(node: &Path) -> Result<BackgroundSession> {
         }
         _ => {}
     }
-    mount(Manager::new(era, gpus).steering(Box::new(steer)), count, &folder)
-        .with_context(|| format!("cannot mount at {}", folder.display()))
+    let manager = Manager::new(era, gpus).steering(Box::new(steer)).recording(Box::new(engine));
+    mount(manager, count, &folder).with_context(|| format!("cannot mount at {}", folder.display()))
+}
+
+/// The node's GPUs, and how far each one's record was read.
+struct Card {
+    card: Arc<Session>,
+    next: Vec<u64>,
+}
+
+impl Engine for Card {
+    fn began(&mut self, gpu: usize) -> Vec<Began> {
+        let Some(from) = self.next.get_mut(gpu) else { return Vec::new() };
+        let (begun, next) = self.card.began(gpu, *from);
+        *from = next;
+        // A process's contexts are one line of work here.
+        let number = |owner: Owner| owner.generation.wrapping_mul(1 << 10) | owner.slot;
+        begun.into_iter().map(|(pid, owner, at)| Began { pid, context: number(owner), at }).collect()
+    }
+
+    fn now(&self) -> u64 {
+        clock::now()
+    }
 }

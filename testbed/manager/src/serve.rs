@@ -1,20 +1,22 @@
 //! The file system.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, IoctlFlags, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyOpen, Request, SessionACL,
+    INodeNo, IoctlFlags, LockOwner, MountOption, Notifier, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyOpen, Request, SessionACL,
 };
-use gpushare_supervisor::abi::{control, number, u32_at, u64_at};
+use gpushare_supervisor::abi::switches::map;
+use gpushare_supervisor::abi::{Status, control, number, put, u32_at, u64_at};
 use nix::libc;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
@@ -27,6 +29,14 @@ const UVM_FILE: u64 = 3;
 /// What RM counts, for whoever wants to compare.
 const FIGURES_FILE: u64 = 4;
 const FIRST_GPU: u64 = 16;
+/// From here on nvidiactl for one open file each, which a process may map: the kernel keeps the bytes of a
+/// mapping by inode.
+const FIRST_MAPPED: u64 = 1 << 32;
+/// Size of those.
+const MOST_MAPPED: u64 = 1 << 22;
+
+/// How often RM writes the record of context switches, by default.
+const RECORD_EVERY: Duration = Duration::from_millis(33);
 
 /// Attributes may be kept for ever: they never change.
 const FOREVER: Duration = Duration::from_secs(1 << 30);
@@ -39,6 +49,17 @@ pub struct Files {
     manager: Arc<Mutex<Manager>>,
     gpus: u64,
     next_file: AtomicU64,
+    next_mapped: AtomicU64,
+    mappings: Arc<Mutex<Mappings>>,
+}
+
+/// What is mapped.
+#[derive(Default)]
+struct Mappings {
+    /// Inodes of open files that can be.
+    opened: HashMap<u64, u64>,
+    /// The memory behind an inode, by client and handle.
+    memories: HashMap<u64, (u32, u32)>,
 }
 
 /// Mounts the files of `manager` at `folder` until the session is dropped.
@@ -46,12 +67,41 @@ pub struct Files {
 /// # Errors
 /// When the kernel refuses the mount.
 pub fn mount(manager: Manager, gpus: u64, folder: &Path) -> io::Result<BackgroundSession> {
-    let files = Files { manager: Arc::new(Mutex::new(manager)), gpus, next_file: AtomicU64::new(1) };
+    let (manager, mappings) = (Arc::new(Mutex::new(manager)), Arc::default());
+    let (recorded, mapped) = (Arc::downgrade(&manager), Arc::clone(&mappings));
+    let (next_file, next_mapped) = (AtomicU64::new(1), AtomicU64::new(FIRST_MAPPED));
+    let files = Files { manager, gpus, next_file, next_mapped, mappings };
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("gpushare-simulated-manager".into()), MountOption::Dev];
     config.acl = SessionACL::All;
     config.n_threads = Some(2);
-    fuser::spawn_mount(files, folder, &config)
+    let session = fuser::spawn_mount(files, folder, &config)?;
+    let notifier = session.notifier();
+    let _detached = std::thread::spawn(move || record(&recorded, &mapped, &notifier));
+    Ok(session)
+}
+
+/// Writes the record of context switches down, for as long as the files are there.
+fn record(manager: &Weak<Mutex<Manager>>, mappings: &Mutex<Mappings>, notifier: &Notifier) {
+    while let Some(manager) = manager.upgrade() {
+        let mut manager = manager.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_read = manager.knows_host_memory();
+        if is_read {
+            manager.record_switches();
+        }
+        drop(manager);
+        if is_read {
+            let mapped: Vec<u64> = locked(mappings).memories.keys().copied().collect();
+            for inode in mapped {
+                let _gone = notifier.inval_inode(INodeNo(inode), 0, 0);
+            }
+        }
+        std::thread::sleep(RECORD_EVERY);
+    }
+}
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Task(Pid);
@@ -70,6 +120,12 @@ impl Memory for Task {
         let done = process_vm_writev(self.0, &[IoSlice::new(bytes)], &there);
         done.ok().filter(|done| *done == bytes.len()).map(drop).ok_or(ReadError)
     }
+}
+
+/// The process of a task; `None` if it has ended.
+fn process_of(task: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{task}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 /// Process and rights of a task; `None` if it has ended.
@@ -114,12 +170,22 @@ const EXPORT_FD: u64 = 24;
 
 impl Files {
     fn locked(&self) -> MutexGuard<'_, Manager> {
-        self.manager.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.manager)
+    }
+
+    /// The inode by which a task opens nvidiactl.
+    fn control_file(&self, task: u32) -> u64 {
+        let manager = self.locked();
+        if manager.knows_host_memory() && process_of(task).is_some_and(|pid| manager.has_host_memory(pid)) {
+            return self.next_mapped.fetch_add(1, Ordering::Relaxed);
+        }
+        CONTROL_FILE
     }
 
     fn attributes(&self, inode: u64) -> Option<FileAttr> {
         let is_file = matches!(inode, CONTROL_FILE | UVM_FILE | FIGURES_FILE)
-            || (FIRST_GPU..FIRST_GPU + self.gpus).contains(&inode);
+            || (FIRST_GPU..FIRST_GPU + self.gpus).contains(&inode)
+            || inode >= FIRST_MAPPED;
         let kind = match inode {
             ROOT => FileType::Directory,
             _ if is_file => FileType::RegularFile,
@@ -127,7 +193,7 @@ impl Files {
         };
         Some(FileAttr {
             ino: INodeNo(inode),
-            size: 0,
+            size: if inode >= FIRST_MAPPED { MOST_MAPPED } else { 0 },
             blocks: 0,
             atime: UNIX_EPOCH,
             mtime: UNIX_EPOCH,
@@ -146,9 +212,9 @@ impl Files {
 }
 
 impl Filesystem for Files {
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let inode = match name.to_str().unwrap_or_default() {
-            "nvidiactl" => CONTROL_FILE,
+            "nvidiactl" => self.control_file(request.pid()),
             "nvidia-uvm" => UVM_FILE,
             "figures" => FIGURES_FILE,
             name => match name.strip_prefix("nvidia").and_then(|minor| minor.parse::<u64>().ok()) {
@@ -157,7 +223,12 @@ impl Filesystem for Files {
             },
         };
         match self.attributes(inode).filter(|_| parent.0 == ROOT) {
-            Some(attributes) => reply.entry(&FOREVER, &attributes, Generation(0)),
+            Some(attributes) => {
+                // Which inode nvidiactl has depends on who opens it.
+                let is_the_same = inode != CONTROL_FILE && inode < FIRST_MAPPED;
+                let kept = if is_the_same { FOREVER } else { Duration::ZERO };
+                reply.entry_with_ttls(&FOREVER, &kept, &attributes, Generation(0));
+            }
             None => reply.error(Errno::ENOENT),
         }
     }
@@ -169,9 +240,14 @@ impl Filesystem for Files {
         }
     }
 
-    fn open(&self, _request: &Request, _inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let file = self.next_file.fetch_add(1, Ordering::Relaxed);
-        reply.opened(FileHandle(file), FopenFlags::FOPEN_DIRECT_IO);
+        let mut flags = FopenFlags::FOPEN_DIRECT_IO;
+        if inode.0 >= FIRST_MAPPED {
+            flags = FopenFlags::empty();
+            locked(&self.mappings).opened.insert(file, inode.0);
+        }
+        reply.opened(FileHandle(file), flags);
     }
 
     fn release(
@@ -185,6 +261,10 @@ impl Filesystem for Files {
         reply: ReplyEmpty,
     ) {
         self.locked().close(file.0);
+        let mut mappings = locked(&self.mappings);
+        if let Some(inode) = mappings.opened.remove(&file.0) {
+            mappings.memories.remove(&inode);
+        }
         reply.ok();
     }
 
@@ -199,8 +279,17 @@ impl Filesystem for Files {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let report = if inode.0 == FIGURES_FILE { self.locked().report() } else { String::new() };
-        let rest = usize::try_from(offset).ok().and_then(|offset| report.as_bytes().get(offset..));
+        let mapped = locked(&self.mappings).memories.get(&inode.0).copied();
+        let all = match (inode.0, mapped) {
+            (FIGURES_FILE, _) => self.locked().report().into_bytes(),
+            (_, Some((client, handle))) => {
+                let mut bytes = self.locked().host_memory(client, handle).unwrap_or_default().to_vec();
+                bytes.resize(usize::try_from(MOST_MAPPED).unwrap_or(0), 0);
+                bytes
+            }
+            _ => Vec::new(),
+        };
+        let rest = usize::try_from(offset).ok().and_then(|offset| all.get(offset..));
         let rest = rest.unwrap_or_default();
         reply.data(&rest[..rest.len().min(size as usize)]);
     }
@@ -247,10 +336,20 @@ impl Filesystem for Files {
         }
         let is_export = number == number::CONTROL && u32_at(input, control::COMMAND) == EXPORT;
         let mut structure = input.to_vec();
+        if number == map::NUMBER && structure.len() == map::SIZE {
+            let (manager, mappings) = (Arc::clone(&self.manager), Arc::clone(&self.mappings));
+            // Whose descriptor it is can only be asked while another thread serves the question.
+            let _detached = std::thread::spawn(move || {
+                let status = map_memory(&manager, &mappings, caller, &structure);
+                put(&mut structure, map::STATUS, &status.0.to_ne_bytes());
+                reply.ioctl(0, &structure);
+            });
+            return;
+        }
         if !is_export {
             return answer(&self.manager, caller, number, &mut structure, &task, reply);
         }
-        // Whose descriptor it is can only be asked while another thread serves the question.
+        // As above.
         let manager = Arc::clone(&self.manager);
         let _detached = std::thread::spawn(move || {
             let at = u64_at(&structure, control::PARAMETERS) + EXPORT_FD;
@@ -261,6 +360,26 @@ impl Filesystem for Files {
             answer(&manager, caller, number, &mut structure, &mapped, reply);
         });
     }
+}
+
+/// Puts memory behind the file that a call names.
+fn map_memory(
+    manager: &Mutex<Manager>,
+    mappings: &Mutex<Mappings>,
+    caller: Caller,
+    structure: &[u8],
+) -> Status {
+    let word = |at| u32_at(structure, at);
+    let Some(file) = file_of(caller.pid, word(map::FD)) else { return Status::INVALID_ARGUMENT };
+    let (client, handle) = (word(map::CLIENT), word(map::MEMORY));
+    let status = locked(manager).may_map(caller, client, handle);
+    let mut mappings = locked(mappings);
+    match mappings.opened.get(&file).copied().filter(|_| status == Status::OK) {
+        Some(inode) => drop(mappings.memories.insert(inode, (client, handle))),
+        None if status == Status::OK => return Status::INVALID_ARGUMENT,
+        None => {}
+    }
+    status
 }
 
 /// The task's memory with the file's number where the program has its descriptor.

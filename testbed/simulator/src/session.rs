@@ -4,6 +4,7 @@
 //! however the process dies, a forked child does not inherit it, and `F_GETLK` names the holder's pid in the
 //! reader's own pid namespace.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -247,6 +248,21 @@ impl Session {
                 timeline::steer(gpu, self, owner, runs, slice);
             }
         }
+    }
+
+    /// Whose work began on the GPU of this index and when, as [`timeline::began`] has it, by pids of this
+    /// process's namespace. Those that have ended are left out.
+    #[must_use]
+    pub fn began(&self, gpu: usize, from: u64) -> (Vec<(u32, Owner, u64)>, u64) {
+        let Some(gpu) = self.state().gpus().get(gpu) else { return (Vec::new(), from) };
+        let (begun, next) = timeline::began(gpu, self, from);
+        let mut pids = HashMap::new();
+        let pid = |owner: Owner| match self.reader.life(owner.slot as usize) {
+            Life::Alive(pid) => pid,
+            Life::Dead => None,
+        };
+        let mut known = |owner: Owner| *pids.entry(owner.slot).or_insert_with(|| pid(owner));
+        (begun.into_iter().filter_map(|(owner, at)| Some((known(owner)?, owner, at))).collect(), next)
     }
 
     /// Gives back what dead processes held: memory, and work that had not run. It notes the pids of the

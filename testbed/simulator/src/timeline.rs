@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::lock::Owner;
 use crate::session::Session;
-use crate::state::Gpu;
+use crate::state::{Gpu, RUNS};
 
 pub use slices::Asked;
 
@@ -178,6 +178,25 @@ pub struct Busy {
     pub owner: Owner,
     /// Busy time in nanoseconds.
     pub time: u64,
+}
+
+/// Whose work began on `gpu` and when, in order, from the run of this number on; and the number to ask from
+/// next.
+#[must_use]
+pub fn began(gpu: &Gpu, session: &Session, from: u64) -> (Vec<(Owner, u64)>, u64) {
+    let _guard = session.lock(&gpu.time_lock);
+    if in_turns(gpu) {
+        slices::advance(gpu, session);
+    }
+    let (now, count) = (clock::now(), gpu.run_count.load(Ordering::Acquire));
+    let from = from.max(count.saturating_sub(RUNS as u64));
+    // On a GPU that works in the order of submission, what is still to come is planned already.
+    let has_begun = |index: &u64| runs::run(gpu, *index).start.load(Ordering::Relaxed) <= now;
+    let begun = (from..count).take_while(has_begun).map(|index| runs::run(gpu, index));
+    let begun: Vec<(Owner, u64)> =
+        begun.map(|run| (runs::owner(run), run.start.load(Ordering::Relaxed))).collect();
+    let next = from + begun.len() as u64;
+    (begun, next)
 }
 
 /// How long each process kept `gpu` busy between the moments `from` and `to` of the device clock.

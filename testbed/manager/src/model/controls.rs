@@ -38,10 +38,13 @@ impl Manager {
             slice::COMMAND => slice::SIZE,
             interleave::COMMAND => interleave::SIZE,
             _ if channels::SCHEDULE.contains(&command) => size,
-            _ => {
-                set(structure, control::STATUS, NOT_SUPPORTED);
-                return Ok(());
-            }
+            _ => match Self::size_of_switches(command) {
+                Some(size) => size,
+                None => {
+                    set(structure, control::STATUS, NOT_SUPPORTED);
+                    return Ok(());
+                }
+            },
         };
         let mut parameters = vec![0; wanted];
         let found = match self.client(caller, client) {
@@ -57,6 +60,10 @@ impl Manager {
             Status::INVALID_ARGUMENT
         } else if program.read(address, &mut parameters).is_err() {
             Status::INVALID_ADDRESS
+        } else if Self::size_of_switches(command).is_some() {
+            let status = self.call_switches(caller, command, [client, object], &mut parameters);
+            program.write(address, &parameters)?; // the reason of a refusal, too
+            status
         } else if command == EXPORT_TO_FD {
             // The descriptor is looked up by whoever serves the call.
             let file = u64::from(u32_at(&parameters, EXPORT_FD));
