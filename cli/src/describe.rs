@@ -141,7 +141,12 @@ fn print(
         let held = seconds(part.throttled_nanoseconds);
         let contexts = part.context_bytes.map(|bytes| format!(" (contexts {})", size(bytes)));
         let used = format!("{}{}", size(part.used_bytes), contexts.unwrap_or_default());
-        line("uses", &format!("{used}; GPU time {time}; held back {held}"))?;
+        let by = match part.gpu_time_by {
+            Some("record") => " by the card's record",
+            Some(_) => " by samples",
+            None => "",
+        };
+        line("uses", &format!("{used}; GPU time {time}{by}; held back {held}"))?;
     }
     if let Some(peak) = share.peak_bytes {
         line("peak", &gpushare_inventory::DeviceMemory::from_bytes(peak).to_string())?;

@@ -17,6 +17,7 @@ mod listen;
 mod overhead;
 mod owner;
 mod process;
+mod record;
 mod response;
 mod rules;
 mod session;

@@ -145,6 +145,8 @@ pub struct PartView {
     pub cores: Option<u8>,
     /// GPU time so far, in nanoseconds; `None` where it was never measured.
     pub gpu_nanoseconds: Option<u64>,
+    /// What tells that time: the card's record or samples; `None` where nothing does.
+    pub gpu_time_by: Option<&'static str>,
     /// The end of the last window in that time, in nanoseconds since the boot.
     pub gpu_time_until: u64,
     /// How long launches were held back so far, in nanoseconds.
@@ -454,6 +456,7 @@ fn part(lease: &Lease, line: usize, seen: &Seen, node: &Node) -> Option<PartView
         unbooked_bytes: fresh.map_or(0, |value| value.unbooked_bytes),
         cores: grant.cores.map(|cores| cores.percent()),
         gpu_nanoseconds: seen.gpu_time(line),
+        gpu_time_by: seen.gpu_time_by(line),
         gpu_time_until: fresh.map_or(0, |value| value.until),
         throttled_nanoseconds: seen.throttled(line),
     })

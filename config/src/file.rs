@@ -24,7 +24,7 @@ use crate::request::{
     RequestSection, policy, size,
 };
 use crate::word::checked;
-use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, Rule, Rules, SHIPPED};
+use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, RecordFiles, Rule, Rules, SHIPPED};
 pub(crate) use salvage::salvage;
 
 const PLACEMENTS: [(&str, Placement); 2] = [("binpack", Placement::Binpack), ("spread", Placement::Spread)];
@@ -175,6 +175,7 @@ struct MeterSection {
     tolerance: String,
     on_cheating: String,
     xids: Vec<u32>,
+    record: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -367,6 +368,7 @@ impl File {
                 tolerance: size("meter.tolerance", &self.meter.tolerance)?,
                 xids: self.meter.xids.iter().copied().collect(),
                 on_cheating: checked("meter.on_cheating", &self.meter.on_cheating, &ON_CHEATING)?,
+                record: record(self.meter.record)?,
             },
             log: log(self.log)?,
             runtimes: all_absolute("runtime.candidates", self.runtime.candidates)?,
@@ -396,6 +398,15 @@ impl File {
 /// PREFIX/lib/gpushare for a program in PREFIX/bin. It has no `..`, because the path is written into bundles.
 fn libraries(base: &Path) -> PathBuf {
     base.parent().unwrap_or(base).join("lib/gpushare")
+}
+
+fn record(text: String) -> Result<Option<RecordFiles>, ConfigError> {
+    match text.as_str() {
+        "off" => Ok(None),
+        "auto" => Ok(Some(RecordFiles::OfNode)),
+        folder if Path::new(folder).is_absolute() => Ok(Some(RecordFiles::In(text.into()))),
+        _ => Err(value("meter.record", &text, "must be `auto`, `off` or an absolute path")),
+    }
 }
 
 fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, ConfigError> {

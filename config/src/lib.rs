@@ -138,6 +138,18 @@ pub struct Meter {
     pub on_cheating: OnCheating,
     /// Numbers of the driver's errors (Xid) that take a GPU out of service.
     pub xids: BTreeSet<u32>,
+    /// By which device files GPUs' own records of context switches are read; `None`: GPU time is that of NVML's
+    /// samples.
+    pub record: Option<RecordFiles>,
+}
+
+/// Device files by which the meter reads GPUs' records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordFiles {
+    /// The node's.
+    OfNode,
+    /// Those of this folder.
+    In(PathBuf),
 }
 
 /// What the meter does about a container that breaks its share: it damages its limits, or uses more than they

@@ -9,7 +9,8 @@ use gpushare_request::ComputePolicy;
 
 use super::audit::Held;
 use super::burst::{Allowance, Tenant, WHOLE, WINDOWS, allowances};
-use super::windows::{Sample, Windows};
+use super::record::Use;
+use super::windows::{Sample, Spent, Windows};
 use crate::clock::Clock;
 
 /// A window without any sample counts as idle after this many periods, since drivers hand samples out late.
@@ -21,6 +22,8 @@ pub struct Account {
     windows: Windows,
     /// Whether the driver has answered: without per-process samples nothing is measured.
     counted: bool,
+    /// Whether its own record told the time last, and not samples.
+    is_by_record: bool,
     /// End of the last window for which use was computed, in microseconds since 1970.
     closed: u64,
     members: BTreeMap<i64, Member>,
@@ -61,6 +64,7 @@ impl Account {
             closed: clock.wall_micros(),
             windows,
             counted: false,
+            is_by_record: false,
             members: BTreeMap::new(),
             foreign_open: 0,
             foreign: [0; WINDOWS],
@@ -124,11 +128,15 @@ impl Account {
     /// newest stamp, it was set back. The account then begins anew from now: otherwise no sample would count
     /// until the clock has caught up.
     pub fn ask_from(&mut self, clock: Clock) -> u64 {
+        self.follow(clock);
+        self.windows.ask_from()
+    }
+
+    fn follow(&mut self, clock: Clock) {
         let now = clock.wall_micros();
         if self.windows.newest() > now + 2_000_000 {
             self.begin_anew(now);
         }
-        self.windows.ask_from()
     }
 
     /// Counts the driver's samples. `owner` names the lease of a host pid. Returns whether a window ended.
@@ -136,11 +144,25 @@ impl Account {
         &mut self,
         samples: Vec<Sample>,
         clock: Clock,
-        mut owner: impl FnMut(u32) -> Option<i64>,
+        owner: impl FnMut(u32) -> Option<i64>,
     ) -> bool {
+        let spent = self.windows.count(samples);
+        self.is_by_record = false;
+        self.charge(spent, clock, owner)
+    }
+
+    /// Counts time by the GPU's own record, in place of samples.
+    pub fn count_record(&mut self, used: Use, clock: Clock, owner: impl FnMut(u32) -> Option<i64>) -> bool {
+        self.follow(clock);
+        self.windows.reach(used.until);
+        self.is_by_record = true;
+        self.charge(used.spent, clock, owner)
+    }
+
+    fn charge(&mut self, spent: Vec<Spent>, clock: Clock, mut owner: impl FnMut(u32) -> Option<i64>) -> bool {
         self.counted = true;
         let mut spenders = BTreeSet::new();
-        for spent in self.windows.count(samples) {
+        for spent in spent {
             let mine = owner(spent.pid).filter(|lease| self.members.contains_key(lease));
             if spent.nanoseconds > 0 {
                 spenders.insert(mine);
@@ -231,6 +253,7 @@ impl Account {
                 written: clock.monotonic,
                 unbooked_bytes: member.unbooked,
                 is_withheld: member.is_withheld,
+                is_by_record: self.is_by_record,
             };
             (*lease, member.line, value)
         })

@@ -9,6 +9,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::{ProcessInfo, ProcessUtilizationSample};
 
+use super::record::Load;
 use super::windows::{PERIOD, Sample};
 
 /// One GPU, opened.
@@ -89,6 +90,19 @@ impl<'nvml> Gpu<'nvml> {
         let text = format!("{what}: {error}");
         if self.troubles.insert(text.clone()) {
             tracing::warn!(gpu = %self.uuid, trouble = %text, "the driver does not tell");
+        }
+    }
+}
+
+impl Load for Gpu<'_> {
+    fn busy(&self) -> Option<u32> {
+        self.device.utilization_rates().ok().map(|rates| rates.gpu)
+    }
+
+    fn lone(&self) -> Option<u32> {
+        match self.processes()?[..] {
+            [(pid, _)] => Some(pid),
+            _ => None,
         }
     }
 }

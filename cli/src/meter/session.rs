@@ -13,7 +13,7 @@ use gpushare_inject::{
     ContextCosts, Measuring, MemoryUse, Passed, Region, Supervision, UsageError, one_line, supervision,
 };
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
-use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
+use gpushare_quota::{Enforcement, HeldBy, Lease, Running, Store, cgroup_of};
 use gpushare_region::{Measurement, Usage};
 use nvml_wrapper::Nvml;
 use procfs::process::Process;
@@ -24,6 +24,7 @@ use super::driver::Gpu;
 use super::kept::Kept;
 use super::overhead::{Figure, Overheads};
 use super::owner::Owners;
+use super::record::Record;
 use super::response::Response;
 use super::rules::LastUse;
 use super::shares;
@@ -69,6 +70,7 @@ pub fn run(
 ) -> Result<()> {
     let mut session = Session {
         nvml,
+        node,
         state,
         store,
         settings: config.meter.clone(),
@@ -112,6 +114,7 @@ pub fn run(
 
 struct Session<'a> {
     nvml: &'a Nvml,
+    node: &'a Node,
     state: &'a Path,
     store: &'a Store,
     settings: Meter,
@@ -156,6 +159,10 @@ struct Metered<'a> {
     /// When the driver last told samples, or that there are none.
     answered: Option<Instant>,
     gpu: Gpu<'a>,
+    /// Its own record of context switches, where it keeps one.
+    record: Option<Record>,
+    /// Whether samples of the time before the record have been counted.
+    is_begun: bool,
     account: Account,
     /// When a window was last found to have ended.
     ended: Option<Instant>,
@@ -207,9 +214,18 @@ impl<'a> Session<'a> {
                 Ok(device) => {
                     let gpu = Gpu::new(device, grant.gpu);
                     let account = Account::new(&before, gpu.period(), clock);
+                    let record = record_of(self.node, &self.settings, grant.gpu, clock);
                     self.gpus.insert(
                         grant.gpu,
-                        Metered { gpu, account, answered: None, ended: None, written: None },
+                        Metered {
+                            gpu,
+                            record,
+                            is_begun: false,
+                            account,
+                            answered: None,
+                            ended: None,
+                            written: None,
+                        },
                     );
                 }
                 Err(error) => tracing::warn!(gpu = %grant.gpu, %error, "NVML cannot open a GPU"),
@@ -241,15 +257,32 @@ impl<'a> Session<'a> {
         if self.ticks.is_multiple_of(NOTED) {
             self.look_at_processes();
         }
-        for metered in self.gpus.values_mut() {
+        for (gpu, metered) in &mut self.gpus {
             let clock = Clock::now();
             let mut ended = false;
+            let owner = |pid: u32| self.owners.of(pid, &self.leases);
+            // An MPS server has the contexts of all its clients.
+            let is_mps = self.leases.iter().any(|lease| {
+                lease.enforcement == Enforcement::Mps && lease.grants.iter().any(|grant| grant.gpu == *gpu)
+            });
+            // What was used while no meter ran stands in samples.
+            let is_begun = std::mem::replace(&mut metered.is_begun, true);
+            let record = metered.record.as_mut().filter(|_| is_begun && !is_mps);
+            let used = record.map(|record| record.spent(&metered.gpu, clock));
+            if used == Some(None) {
+                tracing::warn!(%gpu, "its record cannot be read any more: GPU time is that of NVML's samples");
+                metered.record = None;
+            }
+            if let Some(used) = used.flatten() {
+                metered.answered = Some(Instant::now());
+                ended = metered.account.count_record(used, clock, owner);
+            }
             // The driver's windows end together, and no window ends so soon after another.
-            if metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
+            else if metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
                 && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
             {
                 metered.answered = Some(Instant::now());
-                ended = metered.account.count(samples, clock, |pid| self.owners.of(pid, &self.leases));
+                ended = metered.account.count(samples, clock, owner);
             }
             if ended {
                 metered.ended = Some(Instant::now());
@@ -484,8 +517,11 @@ impl<'a> Session<'a> {
                     found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
                 }
                 let until = until.map(|micros| micros.saturating_mul(1000));
-                let excess = until.and_then(|now| self.audit.excess(lease, member.line, member.own, now));
-                found.extend(excess.map(|excess| beyond_share(lease, excess)));
+                // Who is stopped from outside takes nothing, and the card's record names nobody for certain.
+                if lease.compute_held_by() != HeldBy::Supervisor {
+                    let excess = until.and_then(|now| self.audit.excess(lease, member.line, member.own, now));
+                    found.extend(excess.map(|excess| beyond_share(lease, excess)));
+                }
             }
         }
         found
@@ -511,6 +547,22 @@ impl<'a> Session<'a> {
         self.response.act(self.settings.on_cheating, &self.leases, &found, |lease| !short.contains(&lease));
         if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {
             tracing::warn!(%error, "what containers do against their shares cannot be written down");
+        }
+    }
+}
+
+/// Begins the record of a GPU; `None` where there is none, and its time is that of NVML's samples.
+fn record_of(node: &Node, settings: &Meter, gpu: GpuUuid, clock: Clock) -> Option<Record> {
+    let files = settings.record.as_ref()?;
+    let found = node.gpus.iter().find(|found| found.uuid == gpu)?;
+    match Record::open(node, files, found, clock) {
+        Ok(record) => {
+            tracing::info!(%gpu, "GPU time is read from the card's own record of context switches");
+            Some(record)
+        }
+        Err(why) => {
+            tracing::info!(%gpu, %why, "GPU time is that of NVML's samples");
+            None
         }
     }
 }

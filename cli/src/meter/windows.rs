@@ -57,6 +57,11 @@ impl Windows {
         Self { begin, newest: begin, period, told: period, gaps: VecDeque::new(), last: HashMap::new() }
     }
 
+    /// Takes note that all until this stamp is counted, in another way.
+    pub fn reach(&mut self, stamp: u64) {
+        self.newest = self.newest.max(stamp);
+    }
+
     /// The stamp to ask NVML from, in microseconds since 1970.
     pub fn ask_from(&self) -> u64 {
         self.newest.saturating_sub(OVERLAP * self.period).max(self.begin)

@@ -89,6 +89,9 @@ pub struct Part {
     burst_share: Option<f64>,
     /// GPU time so far, in nanoseconds; null where it was never measured.
     pub gpu_nanoseconds: Option<u64>,
+    /// What tells that time: `record`, the card's own record of context switches, or `samples`, NVML's; null
+    /// where nothing does.
+    gpu_time_by: Option<&'static str>,
     /// How long launches were held back so far, in nanoseconds.
     pub throttled_nanoseconds: u64,
 }
@@ -224,6 +227,7 @@ impl Part {
             cores: grant.cores.map(|cores| cores.percent()),
             burst_share: fresh.map(|value| f64::from(value.burst_share) / 100.0).filter(|share| *share > 0.0),
             gpu_nanoseconds: seen.gpu_time(line),
+            gpu_time_by: seen.gpu_time_by(line),
             throttled_nanoseconds: seen.throttled(line),
         }
     }

@@ -132,6 +132,12 @@ impl Seen {
         self.measured.get(line).filter(|value| value.until > 0).map(|value| value.own_nanoseconds)
     }
 
+    /// What tells that time; `None` if nothing does.
+    pub fn gpu_time_by(&self, line: usize) -> Option<&'static str> {
+        let measured = self.measured.get(line).filter(|value| value.until > 0)?;
+        Some(if measured.is_by_record { "record" } else { "samples" })
+    }
+
     /// Whether somebody has paused it.
     pub fn is_paused(&self) -> bool {
         self.is_paused

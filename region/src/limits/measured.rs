@@ -46,6 +46,9 @@ const WITHHELD: u64 = 1 << 63;
 /// A line that was written longer ago, in nanoseconds, is of a meter that has stopped: it lowers no limit.
 const FRESH: u64 = 5_000_000_000;
 
+/// The bit of [`Measured::others_windows`] by which the GPU time is that of the GPU's own record.
+const BY_RECORD: u64 = 1 << 63;
+
 const LINES: usize = core::mem::offset_of!(LimitsFile, measured);
 
 /// A line of the host's measurements as a value; all zero where nothing was measured. The fields are those of
@@ -68,6 +71,8 @@ pub struct Measurement {
     pub unbooked_bytes: u64,
     /// Whether the container's limit is lowered by it.
     pub is_withheld: bool,
+    /// Whether the GPU time is that of the GPU's own record of context switches, and not of NVML's samples.
+    pub is_by_record: bool,
 }
 
 impl Measured {
@@ -80,7 +85,8 @@ impl Measured {
         self.burst_share.store(value.burst_share, Relaxed);
         self.until.store(value.until, Relaxed);
         self.own_nanoseconds.store(value.own_nanoseconds, Relaxed);
-        self.others_windows.store(value.others_windows, Relaxed);
+        let by_record = if value.is_by_record { BY_RECORD } else { 0 };
+        self.others_windows.store(value.others_windows & !BY_RECORD | by_record, Relaxed);
         self.memory_bytes.store(value.memory_bytes, Relaxed);
         self.written.store(value.written, Relaxed);
         let withheld = if value.is_withheld { WITHHELD } else { 0 };
@@ -93,15 +99,17 @@ impl Measured {
     pub fn get(&self) -> Option<Measurement> {
         let before = self.sequence.load(Acquire);
         let unbooked = self.unbooked.load(Relaxed);
+        let others = self.others_windows.load(Relaxed);
         let value = Measurement {
             burst_share: self.burst_share.load(Relaxed),
             until: self.until.load(Relaxed),
             own_nanoseconds: self.own_nanoseconds.load(Relaxed),
-            others_windows: self.others_windows.load(Relaxed),
+            others_windows: others & !BY_RECORD,
             memory_bytes: self.memory_bytes.load(Relaxed),
             written: self.written.load(Relaxed),
             unbooked_bytes: unbooked & !WITHHELD,
             is_withheld: unbooked & WITHHELD != 0,
+            is_by_record: others & BY_RECORD != 0,
         };
         fence(Acquire);
         (before.is_multiple_of(2) && self.sequence.load(Relaxed) == before).then_some(value)
@@ -135,11 +143,12 @@ pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
                 burst_share: word(line, 4),
                 until: long(line, 8),
                 own_nanoseconds: long(line, 16),
-                others_windows: long(line, 24),
+                others_windows: long(line, 24) & !BY_RECORD,
                 memory_bytes: long(line, 32),
                 written: long(line, 40),
                 unbooked_bytes: long(line, 48) & !WITHHELD,
                 is_withheld: long(line, 48) & WITHHELD != 0,
+                is_by_record: long(line, 24) & BY_RECORD != 0,
             };
         }
     }
@@ -177,6 +186,7 @@ mod tests {
         written: 6,
         unbooked_bytes: 7,
         is_withheld: true,
+        is_by_record: true,
     };
 
     #[test]

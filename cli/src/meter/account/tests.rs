@@ -93,6 +93,38 @@ fn own_time_is_all_that_was_sampled_and_of_others_only_whether_they_used_any() {
 }
 
 #[test]
+fn the_record_tells_time_in_place_of_samples_and_goes_on_where_they_ended() {
+    let burst = ComputePolicy::Burst;
+    let mut account = account(&[lease(1, Some(30), burst), lease(2, Some(50), ComputePolicy::Fixed)], &[]);
+    assert!(account.count(vec![sample(1, 1, 30)], at(1), owner));
+    assert!(!published(&account, at(1))[0].1.is_by_record);
+    // The first has a third of each period, a stranger another one, as long looks as the driver's windows.
+    let third = PERIOD * 1000 / 3;
+    let spent = |pid| Spent { pid, nanoseconds: third };
+    let mut ended = 0;
+    for period in 2..=10 {
+        let used = Use { spent: vec![spent(1), spent(99)], until: at(period).wall_micros() };
+        ended += u32::from(account.count_record(used, at(period), owner));
+    }
+    let all = published(&account, at(10));
+    assert_eq!(all[0].1.own_nanoseconds, time(1, 30) + 9 * third);
+    assert_eq!((all[1].1.own_nanoseconds, all[1].1.others_windows), (0, 10));
+    assert!(all.iter().all(|(_, line)| line.is_by_record && line.until == at(10).monotonic));
+    assert_eq!(ended, 9, "each look was as long as a window");
+    account.decide(|_, _| true);
+    // It gets what the stranger does not use.
+    let share = published(&account, at(10))[0].1.burst_share;
+    assert!((5_000..=7_000).contains(&share), "{share}");
+    // The wall clock is set back by a minute: time goes on.
+    let back = |period: u64| Clock { wall: at(period).wall - 60_000_000_000, ..at(period) };
+    let used = Use { spent: vec![spent(1)], until: back(11).wall_micros() };
+    account.count_record(used, back(11), owner);
+    let line = published(&account, back(11))[0].1;
+    assert_eq!(line.own_nanoseconds, time(1, 30) + 10 * third);
+    assert!(line.until <= at(11).monotonic);
+}
+
+#[test]
 fn a_restarted_meter_goes_on_where_the_last_one_stopped() {
     let lease = lease(1, Some(30), ComputePolicy::Fixed);
     let mut first = account(std::slice::from_ref(&lease), &[]);

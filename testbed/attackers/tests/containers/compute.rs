@@ -1,8 +1,11 @@
 //! Containers whose compute a supervisor holds, through the shipped wrapper, on a simulated card that obeys
 //! RM.
 
+use std::time::{Duration, Instant};
+
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::{cli, shares};
+use gpushare_tests::meter;
 use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 
 use crate::node::Node;
@@ -127,4 +130,42 @@ fn it_is_said_who_holds_compute() {
     let lease = &shares(runtime.config())[0];
     assert_eq!(lease["compute_held_by"], "supervisor", "{lease}");
     drop(container);
+}
+
+/// What the meter says of a container's GPU time: nanoseconds, and what tells them.
+fn told(runtime: &Runtime, id: &str) -> (u64, String) {
+    let part = meter::listed(runtime.config(), id, 0);
+    let by = part["gpu_time_by"].as_str().unwrap_or_default().to_owned();
+    (part["gpu_nanoseconds"].as_u64().unwrap_or(0), by)
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn gpu_time_is_that_of_the_cards_own_record() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime_that_holds_compute(LowLevel::Runc);
+    let _meter = meter::start(runtime.config());
+    let wanted = [("20", "fixed"), ("50", "fixed"), ("20", "burst")];
+    let bundles = wanted.map(|(cores, policy)| worker(cores, policy, 60));
+    let _containers = bundles.each_ref().map(|bundle| runtime.run(bundle));
+    let times = || bundles.each_ref().map(|bundle| told(&runtime, bundle.id()));
+    let all_work = || times().iter().all(|(time, by)| *time > 1_000_000_000 && by == "record");
+    node.eventually("all work, and the record says so", all_work);
+    // The schedule is the witness: two windows, and a third container that has what they leave.
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let (before, begun) = (times(), Instant::now());
+        std::thread::sleep(Duration::from_secs(3));
+        let (after, wall) = (times(), begun.elapsed().as_nanos());
+        let part = |at: usize| u128::from(after[at].0 - before[at].0) as f64 * 100.0 / wall as f64;
+        let parts = [0, 1, 2].map(part);
+        if parts.iter().zip([19.5, 49.5, 28.0]).all(|(part, want)| (part - want).abs() <= 3.0) {
+            return;
+        }
+        seen.push(parts);
+    }
+    panic!("{seen:.1?}");
 }

@@ -49,7 +49,8 @@ impl Node {
         fs::create_dir_all(&more).expect("a folder");
         let program = env!("CARGO_BIN_EXE_supervisor");
         let section = format!("[supervisor]\nmode = \"{mode}\"\ncompute = \"{compute}\"\n");
-        let text = format!("{section}[paths]\nsupervisor = \"{program}\"\n");
+        let record = format!("[meter]\nrecord = \"{}\"\n", self.files().display());
+        let text = format!("{section}[paths]\nsupervisor = \"{program}\"\n{record}");
         fs::write(more.join("supervisor.toml"), text).expect("a file");
         config
     }

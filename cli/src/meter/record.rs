@@ -1,0 +1,169 @@
+//! A GPU's own record of context switches, as GPU time of processes.
+//!
+//! While contexts take turns, the record says who had the GPU, to the microsecond. One that nobody pushes off
+//! has it whether it works or not: then NVML says for how much of the time the GPU had work.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use gpushare_config::RecordFiles;
+use gpushare_inventory::{Gpu, Node};
+use gpushare_residency::event::Holder;
+use gpushare_residency::reader::{DELAY, Reader, Unavailable};
+use gpushare_residency::time::{Engine, Held};
+use gpushare_supervisor::abi::Era;
+
+use super::windows::Spent;
+use crate::clock::Clock;
+
+/// How often the GPU's clock is compared with this machine's: they drift by some parts in a million.
+const COMPARED: Duration = Duration::from_secs(1);
+
+/// The record of one GPU.
+pub struct Record {
+    reader: Reader,
+    engine: Engine,
+    /// What the GPU's clock is ahead of the monotonic one, in nanoseconds; and since when that is known.
+    ahead: i128,
+    compared: Instant,
+    /// Until when time has been given to processes, in nanoseconds of the monotonic clock.
+    settled: u64,
+    /// How many lines were lost so far, and when that was last said.
+    lost: u64,
+    told: u64,
+}
+
+/// What a GPU says of a time in which its record does not tell who worked.
+pub trait Load {
+    /// Per cent of the time in which it had work; `None` where it is not known.
+    fn busy(&self) -> Option<u32>;
+
+    /// The only process on it; `None` where there are several or none.
+    fn lone(&self) -> Option<u32>;
+}
+
+/// GPU time since the last look.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Use {
+    /// Time by process.
+    pub spent: Vec<Spent>,
+    /// Until when, in microseconds since 1970.
+    pub until: u64,
+}
+
+impl Record {
+    /// Begins the record of a GPU of this node.
+    ///
+    /// # Errors
+    /// Where the GPU or its driver keeps none, or does not hand it out.
+    pub fn open(node: &Node, files: &RecordFiles, gpu: &Gpu, clock: Clock) -> Result<Self, Unavailable> {
+        if gpu.instance.is_some() {
+            return Err(Unavailable::Reason("the record does not tell MIG instances apart"));
+        }
+        let era = node.driver.version.parse().ok().and_then(Era::for_version);
+        let era = era.ok_or(Unavailable::Reason("the calls of this driver are not known"))?;
+        let path = |node: &Path| match files {
+            RecordFiles::OfNode => node.to_owned(),
+            RecordFiles::In(folder) => folder.join(node.file_name().unwrap_or_default()),
+        };
+        let (control, own) = (path(&node.nodes.control.host_path), path(&gpu.node.host_path));
+        let mut reader = Reader::open(&control, own, era, &gpu.uuid.bytes())?;
+        let time = reader.time().ok_or(Unavailable::Reason("the driver does not tell the GPU's time"))?;
+        let ahead = i128::from(time) - i128::from(clock.monotonic);
+        let engine = Engine::since(time);
+        Ok(Self {
+            reader,
+            engine,
+            ahead,
+            compared: Instant::now(),
+            settled: clock.monotonic,
+            lost: 0,
+            told: 0,
+        })
+    }
+
+    /// GPU time since the last look, as far as the record is there; `None` once it cannot be read any more.
+    pub fn spent(&mut self, load: &impl Load, clock: Clock) -> Option<Use> {
+        if self.compared.elapsed() >= COMPARED {
+            self.ahead = i128::from(self.reader.time()?) - i128::from(Clock::now().monotonic);
+            self.compared = Instant::now();
+        }
+        let Self { reader, engine, .. } = self;
+        let dropped = reader.read(|event| engine.note(event));
+        if dropped > 0 {
+            engine.lose(dropped);
+        }
+        let until = clock.monotonic.saturating_sub(DELAY).max(self.settled);
+        let length = until - self.settled;
+        self.settled = until;
+        let on_gpu = u64::try_from(i128::from(until) + self.ahead).unwrap_or(0);
+        let held = engine.settle(on_gpu);
+        self.lost = self.lost.saturating_add(held.lost);
+        if self.lost >= self.told.max(1) * 2 || (self.told == 0 && self.lost > 0) {
+            self.told = self.lost;
+            tracing::info!(lines = self.lost, "lines of a GPU's record were lost: their time is nobody's");
+        }
+        Some(Use { spent: by_process(&held, length, load), until: clock.stamp(until) })
+    }
+}
+
+/// The time of processes in a stretch of `length` nanoseconds.
+fn by_process(held: &Held, length: u64, load: &impl Load) -> Vec<Spent> {
+    let mut by: BTreeMap<u32, u64> = BTreeMap::new();
+    for (Holder { pid, .. }, time) in &held.by {
+        let sum = by.entry(*pid).or_default();
+        *sum = sum.saturating_add(*time);
+    }
+    if !held.is_contested {
+        // One that had the GPU before its record began is in no line of it.
+        let is_known = !by.is_empty() || held.lost > 0;
+        if !is_known && let Some(pid) = load.lone() {
+            by.insert(pid, length);
+        }
+        let busy = u64::from(load.busy().unwrap_or(100).min(100));
+        by.values_mut().for_each(|time| *time = *time / 100 * busy);
+    }
+    let spent = by.into_iter().map(|(pid, nanoseconds)| Spent { pid, nanoseconds });
+    spent.filter(|spent| spent.nanoseconds > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Seen(Option<u32>, Option<u32>);
+
+    impl Load for Seen {
+        fn busy(&self) -> Option<u32> {
+            self.0
+        }
+
+        fn lone(&self) -> Option<u32> {
+            self.1
+        }
+    }
+
+    fn held(by: &[(u32, u32, u64)], is_contested: bool) -> Held {
+        let by = by.iter().map(|(pid, context, time)| (Holder { pid: *pid, context: *context }, *time));
+        Held { by: by.collect(), is_contested, lost: 0 }
+    }
+
+    #[test]
+    fn who_takes_turns_has_the_time_of_its_turns_and_who_is_alone_that_of_its_work() {
+        let two = held(&[(7, 1, 30_000), (7, 2, 10_000), (8, 3, 60_000)], true);
+        let spent = |pid, nanoseconds| Spent { pid, nanoseconds };
+        let idle = Seen(Some(0), None);
+        assert_eq!(by_process(&two, 100_000, &idle), [spent(7, 40_000), spent(8, 60_000)]);
+        let one = held(&[(7, 1, 100_000)], false);
+        assert_eq!(by_process(&one, 100_000, &idle), []);
+        assert_eq!(by_process(&one, 100_000, &Seen(Some(25), None)), [spent(7, 25_000)]);
+        assert_eq!(by_process(&one, 100_000, &Seen(None, None)), [spent(7, 100_000)]);
+        // It was there before the record.
+        let none = held(&[], false);
+        assert_eq!(by_process(&none, 100_000, &Seen(Some(50), Some(9))), [spent(9, 50_000)]);
+        assert_eq!(by_process(&none, 100_000, &Seen(Some(50), None)), []);
+        let torn = Held { lost: 5, ..none };
+        assert_eq!(by_process(&torn, 100_000, &Seen(Some(50), Some(9))), []);
+    }
+}
