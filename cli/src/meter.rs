@@ -14,6 +14,7 @@ mod elastic;
 mod kept;
 mod kernel_log;
 mod listen;
+mod metered;
 mod overhead;
 mod owner;
 mod process;

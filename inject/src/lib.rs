@@ -86,7 +86,7 @@ pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
 pub use supervision::{
     Hindrance, Passed, PauseError, Record, StartError, Supervised, Supervision, SupervisionError,
-    SupervisorMode, SupervisorSettings, check_lease, decide, has_lost_supervisor, knows_driver,
+    SupervisorMode, SupervisorSettings, boards, check_lease, decide, has_lost_supervisor, knows_driver,
     on_node as can_supervise, pause, supervision,
 };
 pub use sys::outlive_file_size_limit;

@@ -195,7 +195,7 @@ pub enum Hindrance {
 const BOARDS: &str = "boards";
 
 /// The folder of all GPUs' boards.
-pub(crate) fn boards(state: &Path) -> PathBuf {
+pub fn boards(state: &Path) -> PathBuf {
     state.join(BOARDS)
 }
 

@@ -79,8 +79,10 @@ impl Controller {
             return Orders { running: Running::Stopped, slice, until: stretch.until };
         }
         self.due = Some(stretch.until);
-        let working = card.tenant(lease).map_or(groups, |tenant| tenant.working.max(groups));
-        let turn = slices.and_then(|slices| slices.part(groups, working).turn(groups, now));
+        // Which groups work is not known: where too many do, all take turns.
+        let working = card.tenant(lease).map_or(groups, |tenant| tenant.working);
+        let crowded = slices.filter(|slices| working > slices.at_once);
+        let turn = crowded.and_then(|slices| slices.part(groups, working.max(groups)).turn(groups, now));
         let (running, until) = match turn {
             Some((first, count)) => {
                 (Running::Turn { first, count }, stretch.until.min(Slices::next_turn(now)))
@@ -122,6 +124,9 @@ mod tests {
         assert_eq!(first.running, Running::Turn { first: 0, count: 7 });
         let second = step(&mut controller, &tenants, 100_000, 16);
         assert_eq!(second.running, Running::Turn { first: 7, count: 7 });
+        // Of all of them one works, and the card's record says so.
+        let one_works = [Tenant { working: 1, ..tenants[0].clone() }, tenants[1].clone()];
+        assert_eq!(step(&mut controller, &one_works, 30_000, 16).running, Running::All);
         // Half of them are another supervisor's, and so is half of the time.
         assert_eq!(step(&mut controller, &tenants, 0, 8).running, Running::Turn { first: 0, count: 3 });
         let window = tenant(3, Policy::Fixed(vec![Piece { start: 0, length: 25_000 }]), 1);

@@ -49,6 +49,12 @@ pub struct Tenant {
     pub working: u32,
 }
 
+/// How many of so many channel groups of a container work, where the card's own record says how many had the
+/// engine of late. One that has contexts counts, whether it works or not: it may begin at any time.
+pub fn working(groups: u32, recorded: Option<u32>) -> u32 {
+    recorded.map_or(groups, |recorded| recorded.clamp(groups.min(1), groups))
+}
+
 /// A card and who shares it.
 #[derive(Clone, Copy, Debug)]
 pub struct Card<'l> {

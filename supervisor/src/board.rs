@@ -3,6 +3,9 @@
 //! another.
 //!
 //! A line counts while its writer lives, which is so while it holds the lock on the byte of this number.
+//!
+//! Behind these lines are the meter's: how many groups of each lease work, by the card's own record. They
+//! count for as long as they are fresh.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +15,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use gpushare_schedule::frame::Frame;
-use gpushare_schedule::{Policy, Tenant};
+use gpushare_schedule::{Policy, Tenant, working};
 use nix::fcntl::OFlag;
 
 use crate::plan::{Plan, SharedPlan};
@@ -35,13 +38,27 @@ struct Line {
     working: AtomicU32,
 }
 
-/// The page.
+/// What the meter says of a lease.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Recorded {
+    lease: AtomicI64,
+    working: AtomicU32,
+    /// When it was written, in microseconds of the monotonic clock.
+    at: AtomicU64,
+}
+
+/// The page. A supervisor of an earlier release maps the first part of it.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Page {
     layout: AtomicU64,
     lines: [Line; MOST_LINES],
+    recorded: [Recorded; MOST_LINES],
 }
+
+/// For how many microseconds the meter's lines count. It writes them each 0.1 s.
+const FRESH: u64 = 300_000;
 
 /// A GPU's board, with a line of one's own.
 #[derive(Debug)]
@@ -57,22 +74,8 @@ impl Board {
     /// # Errors
     /// When it cannot be opened, is another version's, or has no line left.
     pub fn join(path: &Path) -> io::Result<Self> {
-        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-        let mut options = File::options();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let mut open = || options.custom_flags(flags).open(path).map(OwnedFd::from);
-        // The mapping keeps its file, and would keep the lock of it.
-        let (mapped, file) = (open()?, open()?);
-        let size = i64::try_from(size_of::<Page>()).map_err(io::Error::other)?;
-        // Zeros are an empty page, whoever of several makes it so long.
-        if nix::sys::stat::fstat(&file)?.st_size < size {
-            nix::unistd::ftruncate(&file, size)?;
-        }
-        let page = memory::map_board(&mapped)?;
-        let layout = page.layout.compare_exchange(0, LAYOUT, Ordering::SeqCst, Ordering::SeqCst);
-        if layout.is_err_and(|layout| layout != LAYOUT) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "another version made it"));
-        }
+        let page = open(path)?;
+        let file = open_file(path)?; // the mapping keeps its file, and would keep the lock of it
         let own = (0..MOST_LINES).find(|line| sys::lock_byte(&file, *line, false).is_ok());
         let own = own.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;
         Ok(Self { page, file, own })
@@ -94,8 +97,9 @@ impl Board {
         line.plan.write(None);
     }
 
-    /// Who is on the GPU, each lease once, with the longest frame that anybody goes by.
-    pub fn read(&self) -> (Frame, Vec<Tenant>) {
+    /// Who is on the GPU at `now`, in microseconds of the monotonic clock: each lease once, with the longest
+    /// frame that anybody goes by.
+    pub fn read(&self, now: u64) -> (Frame, Vec<Tenant>) {
         let mut frame = Frame::SHORT;
         let mut tenants: Vec<Tenant> = Vec::new();
         for (at, line) in self.page.lines.iter().enumerate() {
@@ -117,8 +121,80 @@ impl Board {
                 tenants.push(Tenant { lease, policy, is_present: working > 0, working });
             }
         }
+        for tenant in &mut tenants {
+            tenant.working = working(tenant.working, self.page.recorded(tenant.lease, now));
+        }
         (frame, tenants)
     }
+}
+
+impl Page {
+    /// How many groups of a lease had the engine of late, by the card's own record.
+    fn recorded(&self, lease: i64, now: u64) -> Option<u32> {
+        let is_its = |line: &&Recorded| line.lease.load(Ordering::Acquire) == lease;
+        let line = self.recorded.iter().find(is_its)?;
+        let at = line.at.load(Ordering::Acquire);
+        let working = line.working.load(Ordering::Relaxed);
+        (now.saturating_sub(at) <= FRESH).then_some(working)
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<OwnedFd> {
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let mut options = File::options();
+    let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.custom_flags(flags).open(path).map(OwnedFd::from)
+}
+
+/// Maps the board `path`, which is made where it is missing.
+fn open(path: &Path) -> io::Result<&'static Page> {
+    let file = open_file(path)?;
+    let size = i64::try_from(size_of::<Page>()).map_err(io::Error::other)?;
+    // Zeros are an empty page, whoever of several makes it so long.
+    if nix::sys::stat::fstat(&file)?.st_size < size {
+        nix::unistd::ftruncate(&file, size)?;
+    }
+    let page = memory::map_board(&file)?;
+    let layout = page.layout.compare_exchange(0, LAYOUT, Ordering::SeqCst, Ordering::SeqCst);
+    if layout.is_err_and(|layout| layout != LAYOUT) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "another version made it"));
+    }
+    Ok(page)
+}
+
+/// A GPU's board for the meter, which alone writes what the card's record says.
+#[derive(Debug)]
+pub struct Recorder(&'static Page);
+
+impl Recorder {
+    /// Opens the board of the GPU with this UUID in the folder of all boards.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or is another version's.
+    pub fn open(boards: &Path, uuid: &[u8; 16]) -> io::Result<Self> {
+        open(&boards.join(name_of(uuid))).map(Self)
+    }
+
+    /// Says how many channel groups of each lease had the engine of late, at `now`. Leases beyond the board's
+    /// lines are left out: all of their groups count.
+    pub fn publish(&self, working: impl IntoIterator<Item = (i64, u32)>, now: u64) {
+        let mut lines = self.0.recorded.iter();
+        for ((lease, working), line) in working.into_iter().zip(&mut lines) {
+            if line.lease.load(Ordering::Relaxed) != lease {
+                // Nobody takes the last lease's figure for this one's.
+                line.at.store(0, Ordering::Release);
+                line.lease.store(lease, Ordering::Release);
+            }
+            line.working.store(working, Ordering::Relaxed);
+            line.at.store(now, Ordering::Release);
+        }
+        lines.for_each(|line| line.lease.store(0, Ordering::Release));
+    }
+}
+
+/// The name of a GPU's board.
+pub(crate) fn name_of(uuid: &[u8; 16]) -> String {
+    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Drop for Board {
@@ -150,13 +226,13 @@ mod tests {
             working,
         };
         let all = vec![tenant(11, 30, 1), tenant(12, 70, 5)];
-        assert_eq!(one.read(), (Frame::SHORT, all.clone()));
-        assert_eq!(three.read(), (Frame::SHORT, all));
+        assert_eq!(one.read(0), (Frame::SHORT, all.clone()));
+        assert_eq!(three.read(0), (Frame::SHORT, all));
         drop(three);
         drop(one);
-        assert_eq!(two.read().1, [tenant(12, 70, 2)]);
+        assert_eq!(two.read(0).1, [tenant(12, 70, 2)]);
         two.publish(12, &Plan { frame: Frame::LONG, ..burst(70) }, 0);
-        assert_eq!(two.read(), (Frame::LONG, vec![Tenant { is_present: false, ..tenant(12, 70, 0) }]));
+        assert_eq!(two.read(0), (Frame::LONG, vec![Tenant { is_present: false, ..tenant(12, 70, 0) }]));
     }
 
     #[test]
@@ -172,9 +248,47 @@ mod tests {
         page.lines[line].plan.write(Some(&burst(30)));
         page.lines[line].working.store(1, Ordering::Relaxed);
         page.lines[line].lease.store(11, Ordering::Relaxed);
-        assert_eq!(two.read().1, []);
+        assert_eq!(two.read(0).1, []);
         let next = Board::join(&path).unwrap();
         assert_eq!(next.own, line, "its line is free again");
+    }
+
+    #[test]
+    fn what_the_record_says_counts_while_it_is_fresh() {
+        let folder = tempfile::tempdir().unwrap();
+        let uuid = [7; 16];
+        let board = Board::join(&folder.path().join(name_of(&uuid))).unwrap();
+        let meter = Recorder::open(folder.path(), &uuid).unwrap();
+        board.publish(11, &burst(30), 3);
+        let working = |now| board.read(now).1[0].working;
+        assert_eq!(working(0), 3);
+        meter.publish([(10, 2), (11, 1)], 5_000);
+        assert_eq!([working(5_000), working(305_000), working(305_001)], [1, 1, 3]);
+        // None worked, or more than the supervisor knows of: contexts that come and go.
+        meter.publish([(11, 0)], 400_000);
+        assert_eq!(working(400_000), 1);
+        meter.publish([(11, 9)], 400_000);
+        assert_eq!(working(400_000), 3);
+        meter.publish([], 400_000);
+        assert_eq!(working(400_000), 3);
+        board.publish(11, &burst(30), 0);
+        meter.publish([(11, 1)], 400_000);
+        assert_eq!(working(400_000), 0, "it is not there");
+    }
+
+    #[test]
+    fn a_board_of_an_earlier_release_is_made_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("board");
+        let first = Board::join(&path).unwrap();
+        first.publish(11, &burst(30), 2);
+        let short = std::mem::offset_of!(Page, recorded);
+        let bytes = std::fs::read(&path).unwrap()[..short].to_vec();
+        let earlier = folder.path().join("earlier");
+        std::fs::write(&earlier, bytes).unwrap();
+        let board = Board::join(&earlier).unwrap();
+        assert_eq!(board.page.lines[0].lease.load(Ordering::Relaxed), 11);
+        assert_eq!(board.page.recorded(11, 0), None);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 
 use crate::abi::Era;
-use crate::board::Board;
+use crate::board::{Board, name_of};
 use crate::books::{Gpu, MOST_GPUS};
 use crate::budget::Page;
 use crate::calls::{Compute, Engines};
@@ -106,11 +106,6 @@ pub fn check(page: &Page, boards: &Path) -> io::Result<()> {
         .try_for_each(|uuid| Board::join(&boards.join(name_of(&uuid))).map(drop))
 }
 
-/// The name of a GPU's board.
-fn name_of(uuid: &[u8; 16]) -> String {
-    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 impl Timekeeper {
     fn run(mut self) {
         let _ = sys::wake_precisely(); // windows are off by some 50 microseconds more without it
@@ -144,9 +139,9 @@ impl Timekeeper {
         // The time of one that is paused belongs to the others.
         let is_paused = page.is_paused();
         self.board.publish(lease, &plan, if is_paused { 0 } else { engine.groups() });
-        let (frame, tenants) = self.board.read();
-        let card = Card { frame, tenants: &tenants };
         let began = now();
+        let (frame, tenants) = self.board.read(began);
+        let card = Card { frame, tenants: &tenants };
         let orders = if is_paused {
             self.controller.pause(&card, began)
         } else {

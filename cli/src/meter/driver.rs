@@ -27,6 +27,11 @@ impl<'nvml> Gpu<'nvml> {
         Self { device, uuid, troubles: HashSet::new(), samples: true }
     }
 
+    /// Its UUID.
+    pub fn uuid(&self) -> GpuUuid {
+        self.uuid
+    }
+
     /// Length of its sampling windows in microseconds: the median gap between the stamps of its own
     /// utilisation.
     pub fn period(&self) -> u64 {

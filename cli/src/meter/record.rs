@@ -20,6 +20,10 @@ use crate::clock::Clock;
 /// How often the GPU's clock is compared with this machine's: they drift by some parts in a million.
 const COMPARED: Duration = Duration::from_secs(1);
 
+/// A context that had the GPU within this time counts as one that works, in nanoseconds. Who rests for so long
+/// and then begins with many contexts has too much for the 0.2 s until the record tells.
+const RECENT: u64 = 5_000_000_000;
+
 /// The record of one GPU.
 pub struct Record {
     reader: Reader,
@@ -32,6 +36,10 @@ pub struct Record {
     /// How many lines were lost so far, and when that was last said.
     lost: u64,
     told: u64,
+    /// When each context had the GPU last, in nanoseconds of the monotonic clock.
+    recent: BTreeMap<Holder, u64>,
+    /// When lines were lost last.
+    torn: Option<u64>,
 }
 
 /// What a GPU says of a time in which its record does not tell who worked.
@@ -80,6 +88,8 @@ impl Record {
             settled: clock.monotonic,
             lost: 0,
             told: 0,
+            recent: BTreeMap::new(),
+            torn: None,
         })
     }
 
@@ -104,7 +114,19 @@ impl Record {
             self.told = self.lost;
             tracing::info!(lines = self.lost, "lines of a GPU's record were lost: their time is nobody's");
         }
+        self.recent.extend(held.by.keys().map(|holder| (*holder, until)));
+        self.recent.retain(|_, had| until - *had <= RECENT);
+        if held.lost > 0 {
+            self.torn = Some(until);
+        }
         Some(Use { spent: by_process(&held, length, load), until: clock.stamp(until) })
+    }
+
+    /// The processes of all contexts that had the GPU of late, each as often as it has such contexts; `None`
+    /// while lines are missing.
+    pub fn working(&self) -> Option<impl Iterator<Item = u32>> {
+        let is_torn = self.torn.is_some_and(|torn| self.settled - torn <= RECENT);
+        (!is_torn).then(|| self.recent.keys().map(|holder| holder.pid))
     }
 }
 

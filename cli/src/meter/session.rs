@@ -22,9 +22,9 @@ use super::account::{Account, Member};
 use super::audit::{Audit, Held, mend, would_be_capped};
 use super::driver::Gpu;
 use super::kept::Kept;
+use super::metered::{Metered, record_of};
 use super::overhead::{Figure, Overheads};
 use super::owner::Owners;
-use super::record::Record;
 use super::response::Response;
 use super::rules::LastUse;
 use super::shares;
@@ -154,21 +154,6 @@ struct Session<'a> {
     limits: HashMap<i64, Measuring>,
 }
 
-/// A GPU on which somebody holds a share.
-struct Metered<'a> {
-    /// When the driver last told samples, or that there are none.
-    answered: Option<Instant>,
-    gpu: Gpu<'a>,
-    /// Its own record of context switches, where it keeps one.
-    record: Option<Record>,
-    /// Whether samples of the time before the record have been counted.
-    is_begun: bool,
-    account: Account,
-    /// When a window was last found to have ended.
-    ended: Option<Instant>,
-    written: Option<Instant>,
-}
-
 impl<'a> Session<'a> {
     /// Reads the leases if they may have changed, or if `anyway` is set.
     fn reload(&mut self, anyway: bool) -> Result<()> {
@@ -215,18 +200,7 @@ impl<'a> Session<'a> {
                     let gpu = Gpu::new(device, grant.gpu);
                     let account = Account::new(&before, gpu.period(), clock);
                     let record = record_of(self.node, &self.settings, grant.gpu, clock);
-                    self.gpus.insert(
-                        grant.gpu,
-                        Metered {
-                            gpu,
-                            record,
-                            is_begun: false,
-                            account,
-                            answered: None,
-                            ended: None,
-                            written: None,
-                        },
-                    );
+                    self.gpus.insert(grant.gpu, Metered::new(gpu, account, record));
                 }
                 Err(error) => tracing::warn!(gpu = %grant.gpu, %error, "NVML cannot open a GPU"),
             }
@@ -257,38 +231,14 @@ impl<'a> Session<'a> {
         if self.ticks.is_multiple_of(NOTED) {
             self.look_at_processes();
         }
-        for (gpu, metered) in &mut self.gpus {
+        for metered in self.gpus.values_mut() {
             let clock = Clock::now();
-            let mut ended = false;
-            let owner = |pid: u32| self.owners.of(pid, &self.leases);
-            // An MPS server has the contexts of all its clients.
-            let is_mps = self.leases.iter().any(|lease| {
-                lease.enforcement == Enforcement::Mps && lease.grants.iter().any(|grant| grant.gpu == *gpu)
-            });
-            // What was used while no meter ran stands in samples.
-            let is_begun = std::mem::replace(&mut metered.is_begun, true);
-            let record = metered.record.as_mut().filter(|_| is_begun && !is_mps);
-            let used = record.map(|record| record.spent(&metered.gpu, clock));
-            if used == Some(None) {
-                tracing::warn!(%gpu, "its record cannot be read any more: GPU time is that of NVML's samples");
-                metered.record = None;
-            }
-            if let Some(used) = used.flatten() {
-                metered.answered = Some(Instant::now());
-                ended = metered.account.count_record(used, clock, owner);
-            }
-            // The driver's windows end together, and no window ends so soon after another.
-            else if metered.ended.is_none_or(|before| before.elapsed() >= metered.account.period() / 2)
-                && let Some(samples) = metered.gpu.samples(metered.account.ask_from(clock))
-            {
-                metered.answered = Some(Instant::now());
-                ended = metered.account.count(samples, clock, owner);
-            }
+            let ended = metered.count(clock, &mut self.owners, &self.leases);
             if ended {
-                metered.ended = Some(Instant::now());
                 let state = self.state;
                 metered.account.decide(|lease, line| held_back(&Region::of(state, lease), line, clock));
             }
+            metered.say_who_works(self.state, clock, &mut self.owners, &self.leases);
             if ended || metered.written.is_none_or(|written| written.elapsed() >= REFRESH) {
                 metered.written = Some(Instant::now());
                 publish(self.state, &metered.account, clock, &mut self.limits);
@@ -547,22 +497,6 @@ impl<'a> Session<'a> {
         self.response.act(self.settings.on_cheating, &self.leases, &found, |lease| !short.contains(&lease));
         if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {
             tracing::warn!(%error, "what containers do against their shares cannot be written down");
-        }
-    }
-}
-
-/// Begins the record of a GPU; `None` where there is none, and its time is that of NVML's samples.
-fn record_of(node: &Node, settings: &Meter, gpu: GpuUuid, clock: Clock) -> Option<Record> {
-    let files = settings.record.as_ref()?;
-    let found = node.gpus.iter().find(|found| found.uuid == gpu)?;
-    match Record::open(node, files, found, clock) {
-        Ok(record) => {
-            tracing::info!(%gpu, "GPU time is read from the card's own record of context switches");
-            Some(record)
-        }
-        Err(why) => {
-            tracing::info!(%gpu, %why, "GPU time is that of NVML's samples");
-            None
         }
     }
 }

@@ -180,6 +180,21 @@ fn burst_shares_are_held_whatever_the_number_of_processes() {
     holds_burst("training", &[(30, 2.0), (70, 2.0)], 99.0, &training);
 }
 
+/// A container's part is divided among those of its processes that work, by the card's record.
+#[test]
+fn a_container_of_which_one_process_works_has_its_share() {
+    for (idle, work) in [(2, STEADY), (2, Work::kernels(20 * MICROSECOND)), (15, STEADY)] {
+        for (one, two) in [(30, 70), (70, 30)] {
+            let tenants = [Tenant { idle, ..burst(one, work) }, burst(two, work)];
+            holds_burst(&format!("1 of {}", idle + 1), &[(one, 2.0), (two, 2.0)], 96.0, &tenants);
+        }
+    }
+    // Without a record all of its processes count.
+    let tenants = vec![Tenant { idle: 2, ..burst(30, STEADY) }, burst(70, STEADY)];
+    let blind = Case { has_record: false, ..Case::new(tenants, 1) }.run();
+    assert!(blind.shares[0].mean < 20.0, "{}", line(&blind));
+}
+
 /// A program that waits after each kernel has its share while the card keeps an idle group until it is back.
 #[test]
 fn programs_that_wait_have_their_share_where_the_card_waits_for_them() {

@@ -169,3 +169,34 @@ fn gpu_time_is_that_of_the_cards_own_record() {
     }
     panic!("{seen:.1?}");
 }
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_share_is_divided_among_those_of_its_processes_that_work() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime_that_holds_compute(LowLevel::Runc);
+    let idle = "/bin/gpushare-tests-client launch 1ms --every 1 --pause 200000 --seconds 200 &";
+    let work = "exec /bin/gpushare-tests-client work --seconds 200";
+    let of = |cores: &str, script: &str| worker(cores, "burst", 0).args(&["/bin/sh", "-c", script]);
+    let bundles = [of("30", &format!("{idle} {idle} {work}")), of("70", work)];
+    let _containers = bundles.each_ref().map(|bundle| runtime.run(bundle));
+    let first = || {
+        let parts = || bundles.each_ref().map(|bundle| told(&runtime, bundle.id()).0);
+        let before = parts();
+        std::thread::sleep(Duration::from_secs(2));
+        let after = parts();
+        let [one, two] = [0, 1].map(|at| after[at] - before[at]);
+        one as f64 * 100.0 / (one + two).max(1) as f64
+    };
+    let mut seen = Vec::new();
+    let _meter = meter::start(runtime.config());
+    // While all three count, it has 13 per cent.
+    node.eventually("the one that works has the share's part", || {
+        seen.push(first());
+        seen.last().is_some_and(|part| (26.0..=33.0).contains(part))
+    });
+    println!("{seen:.1?}");
+}

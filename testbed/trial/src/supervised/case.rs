@@ -69,6 +69,8 @@ pub struct Case {
     /// For how many nanoseconds a process that has nothing to do keeps the card while others wait. It was not
     /// measured; 0 to 80 microseconds fit what was.
     pub holds: u64,
+    /// Whether a meter reads the card's record of who worked.
+    pub has_record: bool,
     /// Length in seconds, 2 at least. The first one is not counted.
     pub seconds: u64,
     /// Seed of the pseudo-random numbers.
@@ -80,7 +82,15 @@ impl Case {
     #[must_use]
     pub fn new(tenants: Vec<Tenant>, seed: u64) -> Self {
         let lateness = Lateness { of_thousand: 1, most: MILLISECOND };
-        Self { tenants, frame: Frame::SHORT, lateness, holds: 40 * MICROSECOND, seconds: 11, seed }
+        Self {
+            tenants,
+            frame: Frame::SHORT,
+            lateness,
+            holds: 40 * MICROSECOND,
+            has_record: true,
+            seconds: 11,
+            seed,
+        }
     }
 
     /// What each container gets.

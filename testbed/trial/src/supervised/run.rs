@@ -1,20 +1,26 @@
 //! One run: handles all events in the order of their time.
 
 use gpushare_schedule::Policy;
-use gpushare_simulator::virtual_gpu::{Discipline, Switch, VirtualGpu};
+use gpushare_simulator::virtual_gpu::{BIN, Discipline, Switch, VirtualGpu};
 
 use super::case::{Case, Outcome, SETTLES, Tenant};
 use super::figures::{Latencies, Share, float};
 use super::program::Program;
 use super::supervisor::{Line, Manager, Supervisor};
 use crate::chance::Chance;
-use crate::time::{MICROSECOND, SECOND};
+use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 
 /// What the driver gives each context.
 const SLICE: u64 = 2_080 * MICROSECOND;
 /// What passes between two turns, in nanoseconds of work.
 const AT_WORK: u64 = 185 * MICROSECOND;
 const AT_REST: u64 = 110 * MICROSECOND;
+
+/// How often the meter reads the card's record, and how old that is then.
+const RECORD_EVERY: u64 = 100 * MILLISECOND;
+const RECORD_DELAY: u64 = 60 * MILLISECOND;
+/// Who worked within this time before counts as working.
+const RECENT: u64 = 5 * SECOND;
 
 /// Makes the run. Without supervisors the card shares as it does by itself.
 pub(super) fn run(case: &Case, is_held: bool) -> Outcome {
@@ -72,15 +78,20 @@ impl<'c> Run<'c> {
 
     fn drive(&mut self) {
         let mut changes: Vec<u64> = self.case.tenants.iter().map(|tenant| tenant.starts).collect();
+        let mut record = if self.case.has_record { RECORD_EVERY } else { u64::MAX };
         loop {
             let programs = self.programs.iter().filter_map(Program::wakes).min();
             let supervisors = self.supervisors.iter().map(Supervisor::wakes).min();
             let change = if self.programs.iter().any(Program::waits) { self.gpu.next_change() } else { None };
-            let times = [programs, supervisors, change, changes.iter().copied().min()];
+            let times = [programs, supervisors, change, changes.iter().copied().min(), Some(record)];
             let Some(now) = times.into_iter().flatten().min().filter(|now| *now < self.end()) else { break };
             self.gpu.advance(now);
             for (number, at) in changes.iter_mut().enumerate().filter(|(_, at)| **at <= now) {
                 *at = self.change(number, now);
+            }
+            if record <= now {
+                self.record(now);
+                record = now + RECORD_EVERY;
             }
             self.supervise(now);
             for program in &mut self.programs {
@@ -103,6 +114,21 @@ impl<'c> Run<'c> {
             supervisor.notice_change(now);
         }
         next
+    }
+
+    /// The meter says who worked.
+    fn record(&mut self, now: u64) {
+        let bin = |time: u64| usize::try_from(time / BIN).unwrap_or(usize::MAX);
+        let until = now.saturating_sub(RECORD_DELAY);
+        let recent = bin(until.saturating_sub(RECENT))..bin(until);
+        for (line, contexts) in self.board.iter_mut().zip(&self.contexts) {
+            let worked = |process: &&usize| {
+                let bins = self.gpu.bins(**process);
+                let end = recent.end.min(bins.len());
+                bins.get(recent.start.min(end)..end).is_some_and(|bins| bins.iter().any(|busy| *busy > 0))
+            };
+            line.recorded = Some(u32::try_from(contexts.iter().filter(worked).count()).unwrap_or(u32::MAX));
+        }
     }
 
     fn supervise(&mut self, now: u64) {
@@ -138,7 +164,7 @@ impl<'c> Run<'c> {
     }
 
     fn bins(&self, tenant: usize, end: u64) -> Vec<u64> {
-        let count = usize::try_from(end / gpushare_simulator::virtual_gpu::BIN).unwrap_or(0);
+        let count = usize::try_from(end / BIN).unwrap_or(0);
         let bin = |at: usize| {
             let of = |process: &usize| self.gpu.bins(*process).get(at).copied().unwrap_or(0);
             self.contexts[tenant].iter().map(of).sum()

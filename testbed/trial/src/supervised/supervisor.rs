@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use gpushare_schedule::controller::{Controller, Orders, Running};
 use gpushare_schedule::frame::Frame;
-use gpushare_schedule::{Card, Policy, Tenant};
+use gpushare_schedule::{Card, Policy, Tenant, working};
 use gpushare_simulator::virtual_gpu::{Controls, VirtualGpu};
 
 use crate::chance::Chance;
@@ -54,6 +54,8 @@ impl Manager {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Line {
     pub(super) working: u32,
+    /// How many of its groups had the card of late, by its record.
+    pub(super) recorded: Option<u32>,
 }
 
 /// A call to be made, one of several where channels are many.
@@ -152,7 +154,7 @@ impl Supervisor {
                 lease,
                 policy: policy.clone(),
                 is_present: true,
-                working: line.working,
+                working: working(line.working, line.recorded),
             })
             .collect();
         let card = Card { frame, tenants: &tenants };

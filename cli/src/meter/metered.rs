@@ -1,0 +1,132 @@
+//! One GPU on which somebody holds a share: what tells its time, and to whom.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use gpushare_config::Meter;
+use gpushare_inject::boards;
+use gpushare_inventory::{GpuUuid, Node};
+use gpushare_quota::{Enforcement, Lease};
+use gpushare_supervisor::board::Recorder;
+
+use super::account::Account;
+use super::driver::Gpu;
+use super::owner::Owners;
+use super::record::Record;
+use crate::clock::Clock;
+
+/// A GPU on which somebody holds a share.
+pub struct Metered<'a> {
+    /// When the driver last told samples, or that there are none.
+    pub answered: Option<Instant>,
+    /// What NVML tells of it.
+    pub gpu: Gpu<'a>,
+    /// Its time and memory by container.
+    pub account: Account,
+    /// When the account was last published.
+    pub written: Option<Instant>,
+    /// Its own record of context switches, where it keeps one.
+    record: Option<Record>,
+    /// Whether samples of the time before the record have been counted.
+    is_begun: bool,
+    /// Whether the record told the time last.
+    is_by_record: bool,
+    /// Where supervisors read who works.
+    board: Option<Recorder>,
+    /// When a window was last found to have ended.
+    ended: Option<Instant>,
+}
+
+impl<'a> Metered<'a> {
+    /// A GPU of which nothing was counted yet.
+    pub fn new(gpu: Gpu<'a>, account: Account, record: Option<Record>) -> Self {
+        Self {
+            answered: None,
+            gpu,
+            account,
+            written: None,
+            record,
+            is_begun: false,
+            is_by_record: false,
+            board: None,
+            ended: None,
+        }
+    }
+
+    /// Counts what was used since the last time, and returns whether a window has ended.
+    pub fn count(&mut self, clock: Clock, owners: &mut Owners, leases: &[Lease]) -> bool {
+        let gpu = self.gpu.uuid();
+        let owner = |pid| owners.of(pid, leases);
+        // An MPS server has the contexts of all its clients.
+        let is_mps = on(gpu, leases).any(|lease| lease.enforcement == Enforcement::Mps);
+        // What was used while no meter ran stands in samples.
+        let is_begun = std::mem::replace(&mut self.is_begun, true);
+        let record = self.record.as_mut().filter(|_| is_begun && !is_mps);
+        let used = record.map(|record| record.spent(&self.gpu, clock));
+        if used == Some(None) {
+            tracing::warn!(%gpu, "its record cannot be read any more: GPU time is that of NVML's samples");
+            self.record = None;
+        }
+        // The driver's windows end together, and no window ends so soon after another.
+        let is_due = self.ended.is_none_or(|before| before.elapsed() >= self.account.period() / 2);
+        let mut has_ended = false;
+        self.is_by_record = used.as_ref().is_some_and(Option::is_some);
+        if let Some(used) = used.flatten() {
+            self.answered = Some(Instant::now());
+            has_ended = self.account.count_record(used, clock, owner);
+        } else if is_due && let Some(samples) = self.gpu.samples(self.account.ask_from(clock)) {
+            self.answered = Some(Instant::now());
+            has_ended = self.account.count(samples, clock, owner);
+        }
+        if has_ended {
+            self.ended = Some(Instant::now());
+        }
+        has_ended
+    }
+
+    /// Says on the GPU's board how many contexts of each container work, for the supervisors that divide its
+    /// time.
+    pub fn say_who_works(&mut self, state: &Path, clock: Clock, owners: &mut Owners, leases: &[Lease]) {
+        let gpu = self.gpu.uuid();
+        let is_held = on(gpu, leases).any(|lease| lease.enforcement == Enforcement::Scheduled);
+        let record = self.record.as_ref().filter(|_| is_held && self.is_by_record);
+        let Some(working) = record.and_then(Record::working) else {
+            return;
+        };
+        if self.board.is_none() {
+            let opened = Recorder::open(&boards(state), &gpu.bytes());
+            self.board =
+                opened.inspect_err(|error| tracing::debug!(%gpu, %error, "the board is not opened")).ok();
+        }
+        let mut by_lease: BTreeMap<i64, u32> = on(gpu, leases).map(|lease| (lease.id, 0)).collect();
+        for pid in working {
+            let lease = owners.of(pid, leases).and_then(|lease| by_lease.get_mut(&lease));
+            lease.into_iter().for_each(|count| *count += 1);
+        }
+        if let Some(board) = &self.board {
+            board.publish(by_lease, clock.monotonic / 1000);
+        }
+    }
+}
+
+/// The leases that have a part of a GPU.
+fn on(gpu: GpuUuid, leases: &[Lease]) -> impl Iterator<Item = &Lease> {
+    leases.iter().filter(move |lease| lease.grants.iter().any(|grant| grant.gpu == gpu))
+}
+
+/// Begins the record of a GPU; `None` where there is none, and its time is that of NVML's samples.
+pub fn record_of(node: &Node, settings: &Meter, gpu: GpuUuid, clock: Clock) -> Option<Record> {
+    let files = settings.record.as_ref()?;
+    let found = node.gpus.iter().find(|found| found.uuid == gpu)?;
+    match Record::open(node, files, found, clock) {
+        Ok(record) => {
+            tracing::info!(%gpu, "GPU time is read from the card's own record of context switches");
+            Some(record)
+        }
+        Err(why) => {
+            tracing::info!(%gpu, %why, "GPU time is that of NVML's samples");
+            None
+        }
+    }
+}
