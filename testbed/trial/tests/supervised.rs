@@ -115,6 +115,14 @@ fn fixed_shares_are_held_whatever_the_number_of_processes_and_channels() {
     let mut tenants = fixed(&[(30, STEADY), (70, STEADY)]);
     tenants[1].channels = 64;
     holds_fixed("64 channels", &[30, 70], &tenants);
+    // Calls that stop processes which rest are made before the window's end as well, at their container's cost.
+    let mut tenants = fixed(&[(30, STEADY), (70, STEADY)]);
+    tenants[0].idle = 2;
+    for outcome in run(&tenants) {
+        println!("one that works of 3: {}", line(&outcome));
+        let [one, two] = [0, 1].map(|at| outcome.shares[at].mean);
+        assert!(30.0 - one <= 3.0 && (two - 70.0).abs() <= 1.0, "{}", line(&outcome));
+    }
 }
 
 /// What many channels cost is their own container's.
@@ -192,6 +200,7 @@ fn a_container_of_which_one_process_works_has_its_share() {
     // Without a record all of its processes count.
     let tenants = vec![Tenant { idle: 2, ..burst(30, STEADY) }, burst(70, STEADY)];
     let blind = Case { has_record: false, ..Case::new(tenants, 1) }.run();
+    println!("without a record: {}", line(&blind));
     assert!(blind.shares[0].mean < 20.0, "{}", line(&blind));
 }
 
