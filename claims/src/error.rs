@@ -113,6 +113,12 @@ pub enum RequestError {
         /// The word that asks, as key and value.
         key: String,
     },
+    /// A container that is to be answered before others, without a bound.
+    #[error("{key} needs a share of compute, beyond which it falls back: ask for cores, too")]
+    LatencyWithoutCores {
+        /// The word that asks, as key and value.
+        key: String,
+    },
     /// A channel that may only lower states more than the node's default, and no trusted channel states that
     /// amount.
     #[error(

@@ -57,7 +57,7 @@ pub enum GrammarError {
     #[error("unknown word; the only one is required, for a share that a supervisor must hold")]
     NotRequired,
     /// A compute policy that does not exist.
-    #[error("unknown compute policy: known are fixed, burst and none")]
+    #[error("unknown compute policy: known are fixed, burst, latency and none")]
     UnknownPolicy,
     /// A percentage where only bytes are meant.
     #[error("it is an amount with a unit: write 4GiB, 4Gi, 4096MiB or 4G (10^9 bytes)")]
@@ -76,6 +76,8 @@ pub enum ComputePolicy {
     Fixed,
     /// The share is guaranteed, and the container may also use time that others leave idle.
     Burst,
+    /// As `Burst`, and it is answered before others, as long as it uses no more than its share.
+    Latency,
     /// No compute limit.
     None,
 }
@@ -86,6 +88,7 @@ impl ComputePolicy {
         match self {
             Self::Fixed => "fixed",
             Self::Burst => "burst",
+            Self::Latency => "latency",
             Self::None => "none",
         }
     }
@@ -326,7 +329,7 @@ impl FromStr for ComputePolicy {
     type Err = GrammarError;
 
     fn from_str(text: &str) -> Result<Self, GrammarError> {
-        let mut all = [Self::Fixed, Self::Burst, Self::None].into_iter();
+        let mut all = [Self::Fixed, Self::Burst, Self::Latency, Self::None].into_iter();
         all.find(|policy| policy.name() == text).ok_or(GrammarError::UnknownPolicy)
     }
 }

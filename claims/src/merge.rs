@@ -17,7 +17,7 @@ use crate::claim::Claim;
 use crate::devices::Devices;
 use crate::error::RequestError;
 use crate::gpus::NodeGpus;
-use crate::grammar::{MemoryRequest, Mode, Priority, Scope};
+use crate::grammar::{ComputePolicy, MemoryRequest, Mode, Priority, Scope};
 use crate::policy::{NvidiaPolicy, Policy};
 use crate::rank::Rank;
 use crate::request::Request;
@@ -234,6 +234,21 @@ impl<'a> Merge<'a> {
         }
     }
 
+    /// Refuses to put a container before others that has no share of compute which bounds it, or who may not
+    /// say so.
+    fn check_latency(&self, request: &Request) -> Result<(), RequestError> {
+        if request.compute_policy != ComputePolicy::Latency {
+            return Ok(());
+        }
+        let mut asking = self.claims.iter().filter(|one| one.compute_policy == Some(ComputePolicy::Latency));
+        let key = asking.clone().next().map_or_else(String::new, |claim| claim.by.clone());
+        if request.cores.is_none() {
+            return Err(RequestError::LatencyWithoutCores { key });
+        }
+        let is_granted = asking.any(|claim| self.may_grant(claim));
+        if is_granted { Ok(()) } else { Err(RequestError::AboveDefault { key }) }
+    }
+
     /// The host memory that may stand in for the GPU's. It is a resource of the node's for which the settings
     /// have no ceilings, so one of the claims that state it must be one that may grant without any.
     fn host_memory(&mut self, mode: Mode) -> Result<DeviceMemory, RequestError> {
@@ -305,10 +320,11 @@ impl<'a> Merge<'a> {
         let share = first.map_or_else(whole, |first| {
             let burst = Self::burst(&shares).filter(|_| mode != Mode::Mps);
             let particular = shares.iter().filter(|granted| granted.share != first.share);
+            let compute_policy = self.compute_policy(burst, &shares);
             Request {
                 cores: first.share.cores,
                 particular: particular.filter_map(|other| Some((other.gpu?, other.share))).collect(),
-                compute_policy: self.compute_policy(burst, &shares),
+                compute_policy,
                 burst,
                 priority,
                 mode,
@@ -317,6 +333,7 @@ impl<'a> Merge<'a> {
                 ..Request::new(devices.clone(), first.share.memory)
             }
         });
+        self.check_latency(&share)?;
         let models = self.claims.iter().filter(|claim| claim.model.is_some());
         if let Some(pair) = models.collect::<Vec<_>>().windows(2).find(|pair| pair[0].model != pair[1].model)
         {

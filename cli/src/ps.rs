@@ -202,6 +202,7 @@ fn rows(holders: &str, lease: &Lease, seen: &Seen, names: &GpuNames, cheats: boo
                         format!("{cores} burst {}", lease.ceiling)
                     }
                     ComputePolicy::Burst => format!("{cores} burst"),
+                    ComputePolicy::Latency => format!("{cores} latency"),
                     // The percent is granted to nobody else, and does not limit the container.
                     ComputePolicy::None => format!("{cores} kept"),
                 },

@@ -46,7 +46,8 @@ struct Figures {
     /// Compute per GPU in percent.
     #[arg(long, value_name = "PERCENT")]
     cores: Option<Cores>,
-    /// fixed (hard cap), burst (idle time may be used) or none (no compute limit), on all GPUs.
+    /// fixed (hard cap), burst (idle time may be used), latency (burst, and before others) or none (no compute
+    /// limit), on all GPUs.
     #[arg(long, value_name = "POLICY")]
     compute_policy: Option<ComputePolicy>,
     /// 0 (low) to 9, on all GPUs.
@@ -63,7 +64,7 @@ pub struct Updated {
     id: String,
     /// The ids of all containers that hold the share.
     containers: Vec<String>,
-    /// `fixed`, `burst` or `none`.
+    /// `fixed`, `burst`, `latency` or `none`.
     compute_policy: &'static str,
     /// 0 (low) to 9.
     priority: u8,

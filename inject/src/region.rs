@@ -321,7 +321,8 @@ fn limits(lease: &Lease) -> Vec<DeviceLimits> {
             _ if lease.enforcement == Enforcement::Scheduled => ComputePolicy::None,
             _ if grant.cores.is_none() => ComputePolicy::None,
             request::ComputePolicy::Fixed => ComputePolicy::Fixed,
-            request::ComputePolicy::Burst => ComputePolicy::Burst,
+            // Libraries put nobody before others.
+            request::ComputePolicy::Burst | request::ComputePolicy::Latency => ComputePolicy::Burst,
             request::ComputePolicy::None => ComputePolicy::None,
         },
         priority: u32::from(lease.priority.level()),

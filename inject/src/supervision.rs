@@ -10,7 +10,7 @@ use std::process::Command;
 
 use gpushare_inventory::Node;
 use gpushare_quota::{Enforcement, Lease};
-use gpushare_request::{InterceptorPolicy, Mode, Request};
+use gpushare_request::{ComputePolicy, InterceptorPolicy, Mode, Request};
 use gpushare_supervisor::abi::Era;
 pub use gpushare_supervisor::budget::Passed;
 use gpushare_supervisor::program::START;
@@ -204,6 +204,21 @@ pub fn boards(state: &Path) -> PathBuf {
 /// # Errors
 /// When one is required and none can, or the bundle's filter has a listener of its own.
 pub fn decide(
+    request: &mut Request,
+    settings: SupervisorSettings,
+    node: &Node,
+    (json, is_read): (&Value, bool),
+) -> Result<(), SupervisionError> {
+    choose(request, settings, node, (json, is_read))?;
+    if request.compute_policy == ComputePolicy::Latency && !request.is_scheduled {
+        request.compute_policy = ComputePolicy::Burst;
+        let why = "compute-policy=latency is held as burst: no supervisor holds this container's compute (supervisor.compute)";
+        request.notes.push(why.to_owned());
+    }
+    Ok(())
+}
+
+fn choose(
     request: &mut Request,
     SupervisorSettings { mode, program, holds_compute }: SupervisorSettings,
     node: &Node,

@@ -95,6 +95,8 @@ pub struct GpuLoad {
     pub windows: u64,
     /// Number of leases that a supervisor lets run between windows.
     pub between: u64,
+    /// How many of them are answered before others.
+    pub latency: u64,
 }
 
 /// When a lease runs whose time a supervisor holds.
@@ -117,6 +119,11 @@ impl Runs {
     }
 }
 
+/// Whether a lease is answered before others, which a supervisor alone can do.
+pub(crate) fn is_before_others(enforcement: Enforcement, policy: ComputePolicy) -> bool {
+    enforcement == Enforcement::Scheduled && policy == ComputePolicy::Latency
+}
+
 impl GpuLoad {
     /// Adds one lease's grant.
     pub(crate) fn add(&mut self, grant: &Grant, enforcement: Enforcement, policy: ComputePolicy) {
@@ -132,6 +139,7 @@ impl GpuLoad {
             Some(Runs::Between) => self.between += 1,
             None => {}
         }
+        self.latency += u64::from(is_before_others(enforcement, policy));
     }
 
     /// Takes one lease's grant away.
@@ -145,6 +153,7 @@ impl GpuLoad {
             Some(Runs::Between) => self.between = self.between.saturating_sub(1),
             None => {}
         }
+        self.latency = self.latency.saturating_sub(is_before_others(enforcement, policy).into());
     }
 }
 
@@ -422,6 +431,15 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
             let runs = Runs::of(Enforcement::of(request), request.compute_policy, share.cores);
             reserve_misfit(runs?, candidate.load, rules, candidate.gpu)
         })
+        .or_else(|| {
+            let is_before = is_before_others(Enforcement::of(request), request.compute_policy);
+            latency_misfit(is_before, candidate.load, candidate.gpu)
+        })
+}
+
+/// Why a lease that is answered before others cannot stand beside these: two such would wait for each other.
+pub(crate) fn latency_misfit(is_before_others: bool, load: GpuLoad, gpu: &Gpu) -> Option<Refusal> {
+    (is_before_others && load.latency > 0).then(|| Refusal::Latency { place: gpu.to_string() })
 }
 
 /// To a share, leases of whole GPUs are memory that is not free, which says more.

@@ -6,7 +6,9 @@ use gpushare_claims::{ComputePolicy, Cores, MemoryRequest, Priority};
 use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::lease::{Grant, Lease};
-use crate::place::{Admission, GpuLoad, Refusal, Runs, reserve_misfit, resize};
+use crate::place::{
+    Admission, GpuLoad, Refusal, Runs, is_before_others, latency_misfit, reserve_misfit, resize,
+};
 
 /// A share of a GPU's compute, or none that is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +68,10 @@ pub(crate) fn changed(
     rules: &Admission,
 ) -> Result<Lease, Refusal> {
     let policy = changes.iter().rev().find_map(|one| one.compute_policy).unwrap_or(lease.compute_policy);
+    let is_before = is_before_others(lease.enforcement, policy);
+    if policy == ComputePolicy::Latency && !is_before {
+        return Err(Refusal::LatencyWithoutSupervisor);
+    }
     let grants = lease.grants.iter().map(|old| {
         let is_meant = |change: &&Change| {
             let is_figure = change.memory.is_some() || change.cores.is_some();
@@ -88,6 +94,7 @@ pub(crate) fn changed(
             }
             _ => Ok(new),
         }
+        .and_then(|new| found.and_then(|gpu| latency_misfit(is_before, others, gpu)).map_or(Ok(new), Err))
     });
     Ok(Lease {
         grants: grants.collect::<Result<_, _>>()?,
@@ -115,8 +122,9 @@ pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
         grants: one.grants.iter().zip(&other.grants).map(narrow).collect(),
         compute_policy: match (one.compute_policy, other.compute_policy) {
             (ComputePolicy::None, policy) | (policy, ComputePolicy::None) => policy,
-            (ComputePolicy::Burst, ComputePolicy::Burst) => ComputePolicy::Burst,
-            _ => ComputePolicy::Fixed,
+            (ComputePolicy::Fixed, _) | (_, ComputePolicy::Fixed) => ComputePolicy::Fixed,
+            (ComputePolicy::Latency, ComputePolicy::Latency) => ComputePolicy::Latency,
+            _ => ComputePolicy::Burst,
         },
         ..other.clone()
     }
@@ -245,6 +253,38 @@ mod tests {
             let new = changed(&lease, std::slice::from_ref(&change), &gpus, load, &Admission::default());
             assert_eq!(new.is_ok(), is_granted, "{change:?} beside {windows} and {between}: {new:?}");
         }
+    }
+
+    #[test]
+    fn one_lease_of_a_gpu_is_answered_before_others_and_a_supervisor_holds_it() {
+        let change = Change { compute_policy: Some(ComputePolicy::Latency), ..Change::default() };
+        let gpus = [gpu(0, 80), gpu(1, 80)];
+        for (enforcement, latency, want) in [
+            (Enforcement::Scheduled, 0, None),
+            (Enforcement::Scheduled, 1, Some("is on GPU 0")),
+            (Enforcement::Supervised, 0, Some("no supervisor holds the compute")),
+        ] {
+            let lease = Lease { enforcement, ..lease(20, Some(30), ComputePolicy::Burst) };
+            let load = |_| {
+                let mut all = GpuLoad { latency, leases: latency, ..GpuLoad::default() };
+                all.add(&lease.grants[0], lease.enforcement, lease.compute_policy);
+                all
+            };
+            let new = changed(&lease, std::slice::from_ref(&change), &gpus, load, &Admission::default());
+            let told = new.err().map(|refusal| refusal.to_string());
+            assert_eq!(told.is_some(), want.is_some(), "{enforcement:?}, {latency}: {told:?}");
+            assert!(want.is_none_or(|want| told.unwrap_or_default().contains(want)));
+        }
+        // The one that is there may stay it, and be made larger.
+        let lease =
+            Lease { enforcement: Enforcement::Scheduled, ..lease(20, Some(30), ComputePolicy::Latency) };
+        let load = |_| {
+            let mut all = GpuLoad::default();
+            all.add(&lease.grants[0], lease.enforcement, lease.compute_policy);
+            all
+        };
+        let larger = Change { cores: Cores::new(40).map(Compute::AtMost), ..Change::default() };
+        assert!(changed(&lease, &[larger], &gpus, load, &Admission::default()).is_ok());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `fixed` | a window in each frame, outside of which the container is stopped | [`windows`], its place in [`frame`] |
 //! | `burst`, and no limit | slices in proportion to shares | [`slices`] |
+//! | `latency` | a long slice, beside the shortest ones for the others, which run one after the other | both |
 //! | a ceiling | slices, in a window of what `fixed` containers leave | both |
 //!
 //! All times are microseconds. Those of an H200 with driver 580: stopping a container's channels takes a call
@@ -32,8 +33,45 @@ pub enum Policy {
         /// The most that it gets, in per cent of what `fixed` containers leave; 100 is no ceiling.
         ceiling: u32,
     },
+    /// Answers at once: the others have the shortest slices beside it, one group at a time. It falls back to its
+    /// share where it uses more than that.
+    Latency {
+        /// Per cent of the card.
+        share: u32,
+    },
     /// A part of what is left, without a promise.
     Unlimited,
+}
+
+/// What the card's own record says of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// How many of its channel groups had the engine of late.
+    pub working: u32,
+    /// Whether it has used more than its share of a second, and not less since.
+    pub is_over: bool,
+}
+
+/// Whether a container with so many per cent is over its share, which it was before or not, after it used so many
+/// microseconds of the last second. One that comes to its share in a window of that size is still over it.
+pub fn is_over(was_over: bool, used: u64, share: u32) -> bool {
+    const PER_CENT: u64 = 10_000;
+    let share = u64::from(share) * PER_CENT;
+    used > share || (was_over && used > share * 9 / 10)
+}
+
+impl Policy {
+    /// The policy that counts, where the record says this. Without a record nobody can see who uses more than
+    /// his share, so that nobody is put before others.
+    #[must_use]
+    pub fn in_force(self, recorded: Option<Recorded>) -> Self {
+        match (self, recorded) {
+            (Self::Latency { share }, None | Some(Recorded { is_over: true, .. })) => {
+                Self::Burst { share, ceiling: 100 }
+            }
+            (policy, _) => policy,
+        }
+    }
 }
 
 /// A container on a card, as everybody knows it.
@@ -51,8 +89,8 @@ pub struct Tenant {
 
 /// How many of so many channel groups of a container work, where the card's own record says how many had the
 /// engine of late. One that has contexts counts, whether it works or not: it may begin at any time.
-pub fn working(groups: u32, recorded: Option<u32>) -> u32 {
-    recorded.map_or(groups, |recorded| recorded.clamp(groups.min(1), groups))
+pub fn working(groups: u32, recorded: Option<Recorded>) -> u32 {
+    recorded.map_or(groups, |recorded| recorded.working.clamp(groups.min(1), groups))
 }
 
 /// A card and who shares it.
@@ -65,7 +103,30 @@ pub struct Card<'l> {
 }
 
 impl Card<'_> {
+    /// Whether somebody is there who is to be answered at once.
+    fn has_latency(&self) -> bool {
+        self.tenants.iter().any(|one| one.is_present && matches!(one.policy, Policy::Latency { .. }))
+    }
+
     fn tenant(&self, lease: i64) -> Option<&Tenant> {
         self.tenants.iter().find(|tenant| tenant.lease == lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_put_before_others_is_so_while_the_record_shows_no_more_than_the_share() {
+        let latency = Policy::Latency { share: 30 };
+        let falls_back = Policy::Burst { share: 30, ceiling: 100 };
+        let recorded = |is_over| Some(Recorded { working: 1, is_over });
+        assert_eq!(latency.clone().in_force(recorded(false)), latency);
+        assert_eq!(latency.clone().in_force(recorded(true)), falls_back);
+        assert_eq!(latency.in_force(None), falls_back);
+        assert_eq!(Policy::Unlimited.in_force(recorded(true)), Policy::Unlimited);
+        assert_eq!([is_over(false, 300_000, 30), is_over(false, 300_001, 30)], [false, true]);
+        assert_eq!([is_over(true, 270_001, 30), is_over(true, 270_000, 30)], [true, false]);
     }
 }

@@ -15,6 +15,8 @@ const LONGEST: u32 = 30_000;
 const SWITCH: u32 = 185;
 /// The shortest slice that a group runs for.
 const SHORTEST: u32 = 500;
+/// The slice of one that is to be answered at once.
+const LATENCY: u32 = 6_000;
 /// A slice of 100 that is asked for runs for so much.
 const RUNS_FOR: u32 = 102;
 /// After which time other groups of a container have their turn, where not all can run at once.
@@ -65,6 +67,13 @@ impl Card<'_> {
     /// The slices of the container of this lease; `None` for one with a window, or not there.
     pub fn slices(&self, lease: i64) -> Option<Slices> {
         let tenant = self.tenant(lease)?;
+        if let Policy::Latency { .. } = tenant.policy {
+            // A request is over in one slice, and who has none gives it away.
+            return Some(Slices { slice: asked(LATENCY), at_once: u32::MAX });
+        }
+        if self.has_latency() && !matches!(tenant.policy, Policy::Fixed(_)) {
+            return Some(Slices { slice: asked(SHORTEST), at_once: 1 });
+        }
         let sharing: Vec<&Tenant> =
             self.tenants.iter().filter(|other| other.lease == lease || is_working(other)).collect();
         let weights = weights(&sharing);
@@ -76,21 +85,21 @@ impl Card<'_> {
         let part = u32::try_from(u64::from(round) * own / all.max(1)).unwrap_or(round);
         let at_once = (part / (SHORTEST + SWITCH)).max(1);
         let each = part / tenant.working.clamp(1, at_once);
-        let slice = (each.saturating_sub(SWITCH).max(SHORTEST) * 100).div_ceil(RUNS_FOR);
-        Some(Slices { slice, at_once })
+        Some(Slices { slice: asked(each.saturating_sub(SWITCH).max(SHORTEST)), at_once })
     }
+}
+
+/// The slice that is asked for to run for so long.
+fn asked(runs: u32) -> u32 {
+    (runs * 100).div_ceil(RUNS_FOR)
 }
 
 /// The weights of containers that share a card's time by slices; `None` for one with a window.
 fn weights(sharing: &[&Tenant]) -> Vec<Option<u64>> {
-    let shares: u32 = sharing.iter().map(|tenant| promised(tenant)).sum();
-    let unlimited = sharing.iter().filter(|tenant| tenant.policy == Policy::Unlimited).count();
-    let left = 100u32.saturating_sub(shares).max(LEAST_LEFT);
-    let each_of_left = u64::from(left) * UNIT / u64::try_from(unlimited.max(1)).unwrap_or(1);
+    let each_of_left = each_of_left(sharing);
     let plain = |tenant: &Tenant| match tenant.policy {
-        Policy::Burst { share, ceiling } if ceiling >= 100 => Some(u64::from(share) * UNIT),
-        Policy::Unlimited => Some(each_of_left),
-        _ => None,
+        Policy::Burst { ceiling, .. } if ceiling < 100 => None,
+        _ => by_share(tenant, each_of_left),
     };
     let others: u64 = sharing.iter().filter_map(|tenant| plain(tenant)).sum();
     let capped: u64 = sharing.iter().filter_map(|tenant| part_of_window(tenant)).sum();
@@ -101,6 +110,23 @@ fn weights(sharing: &[&Tenant]) -> Vec<Option<u64>> {
         None => plain(tenant),
     };
     sharing.iter().map(weight).collect()
+}
+
+/// The weight of each container without a limit.
+pub(crate) fn each_of_left(sharing: &[&Tenant]) -> u64 {
+    let shares: u32 = sharing.iter().map(|tenant| promised(tenant)).sum();
+    let unlimited = sharing.iter().filter(|tenant| tenant.policy == Policy::Unlimited).count();
+    let left = 100u32.saturating_sub(shares).max(LEAST_LEFT);
+    u64::from(left) * UNIT / u64::try_from(unlimited.max(1)).unwrap_or(1)
+}
+
+/// The weight of a container by its share alone; `None` for one that has its time in another way.
+pub(crate) fn by_share(tenant: &Tenant, each_of_left: u64) -> Option<u64> {
+    match tenant.policy {
+        Policy::Burst { share, .. } => Some(u64::from(share) * UNIT),
+        Policy::Unlimited => Some(each_of_left),
+        Policy::Fixed(_) | Policy::Latency { .. } => None,
+    }
 }
 
 /// What a container is promised, in per cent.

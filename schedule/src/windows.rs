@@ -4,6 +4,7 @@
 //! containers without a window: one with a window is a guarantee and a cap.
 
 use crate::frame::{Piece, Place};
+use crate::slices::{by_share, each_of_left};
 use crate::{Card, Policy, Tenant};
 
 /// How long before its time a container is started that follows another one, in microseconds: the stop of
@@ -109,9 +110,39 @@ impl Card<'_> {
     fn allowed(&self, tenant: &Tenant) -> Vec<Piece> {
         match &tenant.policy {
             Policy::Fixed(place) => place.clone(),
-            Policy::Burst { ceiling, .. } => beginning(self.left(), *ceiling),
-            Policy::Unlimited => self.left(),
+            Policy::Burst { .. } | Policy::Unlimited if self.has_latency() => {
+                self.part_beside_latency(tenant)
+            }
+            Policy::Burst { ceiling, .. } => {
+                let left = self.left();
+                let most = percent_of(&left, *ceiling);
+                between(left, 0, most)
+            }
+            Policy::Latency { .. } | Policy::Unlimited => self.left(),
         }
+    }
+
+    /// Beside one that is to be answered at once, the others have what windows leave one after the other, in
+    /// proportion to their shares: their slices are so short that switches between them would cost more.
+    fn part_beside_latency(&self, tenant: &Tenant) -> Place {
+        let has_part = |other: &&Tenant| {
+            let works = other.lease == tenant.lease || (other.is_present && other.working > 0);
+            works && by_share(other, 0).is_some()
+        };
+        let mut others: Vec<&Tenant> = self.tenants.iter().filter(has_part).collect();
+        others.sort_by_key(|other| other.lease);
+        let each_of_left = each_of_left(&others);
+        let weight = |other: &&Tenant| by_share(other, each_of_left).unwrap_or(0);
+        let all = others.iter().map(weight).sum::<u64>().max(1);
+        let before = others.iter().filter(|other| other.lease < tenant.lease).map(weight).sum();
+        let left = self.left();
+        let at = |weight: u64| u32::try_from(u64::from(time_in(&left)) * weight / all).unwrap_or(u32::MAX);
+        let (begin, end) = (at(before), at(before + weight(&tenant)));
+        let most = match tenant.policy {
+            Policy::Burst { ceiling, .. } => percent_of(&left, ceiling),
+            _ => u32::MAX,
+        };
+        between(left, begin, end.min(begin.saturating_add(most)))
     }
 
     /// What the windows of those that are present leave.
@@ -127,14 +158,25 @@ impl Card<'_> {
     }
 }
 
-/// The first `percent` of the time in these pieces.
-fn beginning(pieces: Vec<Piece>, percent: u32) -> Vec<Piece> {
-    let all: u32 = pieces.iter().map(|piece| piece.length).sum();
-    let mut rest = u32::try_from(u64::from(all) * u64::from(percent.min(100)) / 100).unwrap_or(all);
+/// The time in these pieces.
+fn time_in(pieces: &[Piece]) -> u32 {
+    pieces.iter().map(|piece| piece.length).sum()
+}
+
+/// So many per cent of it.
+fn percent_of(pieces: &[Piece], percent: u32) -> u32 {
+    let all = time_in(pieces);
+    u32::try_from(u64::from(all) * u64::from(percent.min(100)) / 100).unwrap_or(all)
+}
+
+/// What is between these two moments of the time in these pieces.
+fn between(pieces: Place, from: u32, to: u32) -> Place {
+    let mut passed = 0;
     let cut = pieces.into_iter().map(|piece| {
-        let length = piece.length.min(rest);
-        rest -= length;
-        Piece { length, ..piece }
+        let begin = from.clamp(passed, passed + piece.length) - passed;
+        let end = to.clamp(passed, passed + piece.length) - passed;
+        passed += piece.length;
+        Piece { start: piece.start + begin, length: end - begin }
     });
     cut.filter(|piece| piece.length > 0).collect()
 }
@@ -228,6 +270,27 @@ mod tests {
             calls(&two, 2),
             [(0, false), (24_700, true), (40_000, false), (74_700, true), (90_000, false)]
         );
+    }
+
+    #[test]
+    fn beside_one_that_is_answered_at_once_the_others_have_what_windows_leave_in_turn() {
+        let latency = Tenant { policy: Policy::Latency { share: 20 }, ..burst(1, 100) };
+        let free = Tenant { policy: Policy::Unlimited, ..burst(4, 100) };
+        // 10 ms are a window's. Of the rest two have 30 parts each and one the 40 that are left.
+        let tenants = [fixed(9, 0, 10_000), latency.clone(), burst(2, 100), burst(3, 20), free];
+        assert_eq!(calls(&tenants, 1), [(0, false), (9_700, true), (50_000, false), (59_700, true)]);
+        assert_eq!(
+            calls(&tenants, 2),
+            [(0, false), (9_700, true), (22_000, false), (59_700, true), (72_000, false)]
+        );
+        // A ceiling counts.
+        assert_eq!(
+            calls(&tenants, 3),
+            [(0, false), (21_700, true), (30_000, false), (71_700, true), (80_000, false)]
+        );
+        assert_eq!(calls(&tenants, 4), [(0, false), (34_000, true), (50_000, false), (84_000, true)]);
+        // One alone beside it is never stopped.
+        assert_eq!(calls(&[latency, burst(2, 100)], 2), [(0, true)]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use gpushare_schedule::frame::Frame;
-use gpushare_schedule::{Policy, Tenant, working};
+use gpushare_schedule::{Policy, Recorded, Tenant, working};
 use nix::fcntl::OFlag;
 
 use crate::plan::{Plan, SharedPlan};
@@ -41,9 +41,11 @@ struct Line {
 /// What the meter says of a lease.
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Recorded {
+struct RecordedLine {
     lease: AtomicI64,
     working: AtomicU32,
+    /// Whether it used more than its share of a second, and not less since.
+    over: AtomicU32,
     /// When it was written, in microseconds of the monotonic clock.
     at: AtomicU64,
 }
@@ -54,7 +56,7 @@ struct Recorded {
 pub(crate) struct Page {
     layout: AtomicU64,
     lines: [Line; MOST_LINES],
-    recorded: [Recorded; MOST_LINES],
+    recorded: [RecordedLine; MOST_LINES],
 }
 
 /// For how many microseconds the meter's lines count. It writes them each 0.1 s.
@@ -121,21 +123,24 @@ impl Board {
                 tenants.push(Tenant { lease, policy, is_present: working > 0, working });
             }
         }
-        for tenant in &mut tenants {
-            tenant.working = working(tenant.working, self.page.recorded(tenant.lease, now));
-        }
-        (frame, tenants)
+        let recorded = |tenant: Tenant| {
+            let recorded = self.page.recorded(tenant.lease, now);
+            let (working, policy) = (working(tenant.working, recorded), tenant.policy.in_force(recorded));
+            Tenant { working, policy, ..tenant }
+        };
+        (frame, tenants.into_iter().map(recorded).collect())
     }
 }
 
 impl Page {
-    /// How many groups of a lease had the engine of late, by the card's own record.
-    fn recorded(&self, lease: i64, now: u64) -> Option<u32> {
-        let is_its = |line: &&Recorded| line.lease.load(Ordering::Acquire) == lease;
+    /// What the card's own record says of a lease.
+    fn recorded(&self, lease: i64, now: u64) -> Option<Recorded> {
+        let is_its = |line: &&RecordedLine| line.lease.load(Ordering::Acquire) == lease;
         let line = self.recorded.iter().find(is_its)?;
         let at = line.at.load(Ordering::Acquire);
         let working = line.working.load(Ordering::Relaxed);
-        (now.saturating_sub(at) <= FRESH).then_some(working)
+        let is_over = line.over.load(Ordering::Relaxed) != 0;
+        (now.saturating_sub(at) <= FRESH).then_some(Recorded { working, is_over })
     }
 }
 
@@ -175,17 +180,18 @@ impl Recorder {
         open(&boards.join(name_of(uuid))).map(Self)
     }
 
-    /// Says how many channel groups of each lease had the engine of late, at `now`. Leases beyond the board's
+    /// Says what the record says of each lease, at `now`. Leases beyond the board's
     /// lines are left out: all of their groups count.
-    pub fn publish(&self, working: impl IntoIterator<Item = (i64, u32)>, now: u64) {
+    pub fn publish(&self, all: impl IntoIterator<Item = (i64, Recorded)>, now: u64) {
         let mut lines = self.0.recorded.iter();
-        for ((lease, working), line) in working.into_iter().zip(&mut lines) {
+        for ((lease, recorded), line) in all.into_iter().zip(&mut lines) {
             if line.lease.load(Ordering::Relaxed) != lease {
                 // Nobody takes the last lease's figure for this one's.
                 line.at.store(0, Ordering::Release);
                 line.lease.store(lease, Ordering::Release);
             }
-            line.working.store(working, Ordering::Relaxed);
+            line.working.store(recorded.working, Ordering::Relaxed);
+            line.over.store(u32::from(recorded.is_over), Ordering::Relaxed);
             line.at.store(now, Ordering::Release);
         }
         lines.for_each(|line| line.lease.store(0, Ordering::Release));
@@ -262,18 +268,26 @@ mod tests {
         board.publish(11, &burst(30), 3);
         let working = |now| board.read(now).1[0].working;
         assert_eq!(working(0), 3);
-        meter.publish([(10, 2), (11, 1)], 5_000);
+        let works = |working| Recorded { working, is_over: false };
+        meter.publish([(10, works(2)), (11, works(1))], 5_000);
         assert_eq!([working(5_000), working(305_000), working(305_001)], [1, 1, 3]);
         // None worked, or more than the supervisor knows of: contexts that come and go.
-        meter.publish([(11, 0)], 400_000);
+        meter.publish([(11, works(0))], 400_000);
         assert_eq!(working(400_000), 1);
-        meter.publish([(11, 9)], 400_000);
+        meter.publish([(11, works(9))], 400_000);
         assert_eq!(working(400_000), 3);
         meter.publish([], 400_000);
         assert_eq!(working(400_000), 3);
         board.publish(11, &burst(30), 0);
-        meter.publish([(11, 1)], 400_000);
+        meter.publish([(11, works(1))], 400_000);
         assert_eq!(working(400_000), 0, "it is not there");
+        // Who is put before others is so while the record shows that he uses no more than his share.
+        let latency = Plan { policy: Policy::Latency { share: 30 }, frame: Frame::SHORT };
+        board.publish(11, &latency, 1);
+        let policy = |now| board.read(now).1[0].policy.clone();
+        assert_eq!((policy(400_000), policy(800_000)), (latency.policy, burst(30).policy));
+        meter.publish([(11, Recorded { working: 1, is_over: true })], 400_000);
+        assert_eq!(policy(400_000), burst(30).policy);
     }
 
     #[test]

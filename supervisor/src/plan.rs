@@ -18,6 +18,7 @@ const NONE: u32 = 0;
 const FIXED: u32 = 1;
 const BURST: u32 = 2;
 const UNLIMITED: u32 = 3;
+const LATENCY: u32 = 4;
 
 /// A plan in shared memory. It has one writer at a time. All zeros are none.
 #[derive(Debug, Default)]
@@ -51,6 +52,7 @@ impl SharedPlan {
                 }
             }
             Some(Policy::Burst { share, ceiling }) => (kind, percents) = (BURST, [*share, *ceiling]),
+            Some(Policy::Latency { share }) => (kind, percents) = (LATENCY, [*share, 0]),
             Some(Policy::Unlimited) => kind = UNLIMITED,
             None => {}
         }
@@ -94,6 +96,7 @@ fn plan(kind: u32, frame: u32, (share, ceiling): (u32, u32), pieces: [(u32, u32)
             is_place(frame, &place).then_some(Policy::Fixed(place))?
         }
         BURST if is_percent(share) && is_percent(ceiling) => Policy::Burst { share, ceiling },
+        LATENCY if is_percent(share) => Policy::Latency { share },
         UNLIMITED => Policy::Unlimited,
         _ => return None,
     };
@@ -113,6 +116,7 @@ mod tests {
             Policy::Fixed(vec![piece(0, 15_000)]),
             Policy::Fixed(vec![piece(0, 5_000), piece(40_000, 10_000)]),
             Policy::Burst { share: 30, ceiling: 60 },
+            Policy::Latency { share: 30 },
             Policy::Unlimited,
         ] {
             let plan = Plan { policy, frame: Frame::SHORT };

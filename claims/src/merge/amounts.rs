@@ -251,6 +251,7 @@ impl<'a> Merge<'a> {
         let is_free = shares.iter().all(|granted| granted.share.cores.is_none());
         match burst {
             Some(burst) if burst == Cores::ALL && stated == ComputePolicy::None => ComputePolicy::None,
+            Some(burst) if burst == Cores::ALL && stated == ComputePolicy::Latency => ComputePolicy::Latency,
             Some(_) => ComputePolicy::Burst,
             None if is_free => stated,
             None => ComputePolicy::Fixed,

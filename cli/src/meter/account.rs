@@ -268,7 +268,7 @@ fn push(recent: &mut [u32; WINDOWS], newest: u32) {
 fn tenant(lease: &Lease, grant: &Grant) -> Option<Tenant> {
     let cores = grant.cores.filter(|_| lease.compute_policy != ComputePolicy::None)?;
     let guarantee = u32::from(cores.percent()) * 100;
-    let bursts = lease.compute_policy == ComputePolicy::Burst;
+    let bursts = matches!(lease.compute_policy, ComputePolicy::Burst | ComputePolicy::Latency);
     let most = u32::from(lease.ceiling.percent()) * 100;
     let ceiling = if bursts { most.max(guarantee) } else { guarantee };
     (guarantee < WHOLE).then(|| Tenant {

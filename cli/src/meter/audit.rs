@@ -30,7 +30,7 @@ fn most_percent(lease: &Lease, line: usize) -> Option<u8> {
     let cores = lease.grants.get(line)?.cores.filter(|_| lease.enforcement.terms().shares_time)?;
     match lease.compute_policy {
         ComputePolicy::Fixed => Some(cores.percent()),
-        ComputePolicy::Burst => Some(lease.ceiling.max(cores).percent()),
+        ComputePolicy::Burst | ComputePolicy::Latency => Some(lease.ceiling.max(cores).percent()),
         ComputePolicy::None => None,
     }
     .filter(|percent| *percent < 100)

@@ -1,6 +1,6 @@
 //! One GPU on which somebody holds a share: what tells its time, and to whom.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Instant;
 
@@ -8,6 +8,7 @@ use gpushare_config::Meter;
 use gpushare_inject::boards;
 use gpushare_inventory::{GpuUuid, Node};
 use gpushare_quota::{Enforcement, Lease};
+use gpushare_schedule::{Recorded, is_over};
 use gpushare_supervisor::board::Recorder;
 
 use super::account::Account;
@@ -32,6 +33,8 @@ pub struct Metered<'a> {
     is_begun: bool,
     /// Whether the record told the time last.
     is_by_record: bool,
+    /// Leases that use more than their share.
+    over: BTreeSet<i64>,
     /// Where supervisors read who works.
     board: Option<Recorder>,
     /// When a window was last found to have ended.
@@ -49,6 +52,7 @@ impl<'a> Metered<'a> {
             record,
             is_begun: false,
             is_by_record: false,
+            over: BTreeSet::new(),
             board: None,
             ended: None,
         }
@@ -99,13 +103,35 @@ impl<'a> Metered<'a> {
             self.board =
                 opened.inspect_err(|error| tracing::debug!(%gpu, %error, "the board is not opened")).ok();
         }
-        let mut by_lease: BTreeMap<i64, u32> = on(gpu, leases).map(|lease| (lease.id, 0)).collect();
+        let mut counts: BTreeMap<i64, u32> = BTreeMap::new();
         for pid in working {
-            let lease = owners.of(pid, leases).and_then(|lease| by_lease.get_mut(&lease));
-            lease.into_iter().for_each(|count| *count += 1);
+            owners.of(pid, leases).into_iter().for_each(|lease| *counts.entry(lease).or_default() += 1);
+        }
+        let recent = record.map(Record::last_second).unwrap_or_default();
+        let mut used: BTreeMap<i64, u64> = BTreeMap::new();
+        for (pid, nanoseconds) in recent {
+            owners
+                .of(pid, leases)
+                .into_iter()
+                .for_each(|lease| *used.entry(lease).or_default() += nanoseconds);
+        }
+        let over = std::mem::take(&mut self.over);
+        for (lease, grant) in on(gpu, leases).flat_map(|lease| {
+            lease.grants.iter().filter(|grant| grant.gpu == gpu).map(move |grant| (lease, grant))
+        }) {
+            let share = grant.cores.map_or(100, |cores| u32::from(cores.percent()));
+            let used = used.get(&lease.id).copied().unwrap_or(0) / 1000;
+            if is_over(over.contains(&lease.id), used, share) {
+                self.over.insert(lease.id);
+            }
         }
         if let Some(board) = &self.board {
-            board.publish(by_lease, clock.monotonic / 1000);
+            let recorded = |lease: &Lease| Recorded {
+                working: counts.get(&lease.id).copied().unwrap_or(0),
+                is_over: self.over.contains(&lease.id),
+            };
+            let all = on(gpu, leases).map(|lease| (lease.id, recorded(lease)));
+            board.publish(all, clock.monotonic / 1000);
         }
     }
 }

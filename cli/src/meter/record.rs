@@ -3,7 +3,7 @@
 //! While contexts take turns, the record says who had the GPU, to the microsecond. One that nobody pushes off
 //! has it whether it works or not: then NVML says for how much of the time the GPU had work.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ use crate::clock::Clock;
 
 /// How often the GPU's clock is compared with this machine's: they drift by some parts in a million.
 const COMPARED: Duration = Duration::from_secs(1);
+
+const SECOND: u64 = 1_000_000_000;
 
 /// A context that had the GPU within this time counts as one that works, in nanoseconds. Who rests for so long
 /// and then begins with many contexts has too much for the 0.2 s until the record tells.
@@ -38,6 +40,8 @@ pub struct Record {
     told: u64,
     /// When each context had the GPU last, in nanoseconds of the monotonic clock.
     recent: BTreeMap<Holder, u64>,
+    /// Time of processes by look, with when the look was, over the last second.
+    second: VecDeque<(u64, Vec<Spent>)>,
     /// When lines were lost last.
     torn: Option<u64>,
 }
@@ -89,6 +93,7 @@ impl Record {
             lost: 0,
             told: 0,
             recent: BTreeMap::new(),
+            second: VecDeque::new(),
             torn: None,
         })
     }
@@ -119,7 +124,16 @@ impl Record {
         if held.lost > 0 {
             self.torn = Some(until);
         }
-        Some(Use { spent: by_process(&held, length, load), until: clock.stamp(until) })
+        let spent = by_process(&held, length, load);
+        self.second.push_back((until, spent.clone()));
+        self.second.retain(|(at, _)| until - *at < SECOND);
+        Some(Use { spent, until: clock.stamp(until) })
+    }
+
+    /// What processes used of the last second, in nanoseconds.
+    pub fn last_second(&self) -> Vec<(u32, u64)> {
+        let all = self.second.iter().flat_map(|(_, spent)| spent);
+        all.map(|spent| (spent.pid, spent.nanoseconds)).collect()
     }
 
     /// The processes of all contexts that had the GPU of late, each as often as it has such contexts; `None`

@@ -79,6 +79,7 @@ pub fn plan(lease: &Lease, before: &[Option<Plan>], others: &[Planned]) -> Chang
 enum Wanted {
     Window(u32),
     Burst { share: u32, ceiling: u32 },
+    Latency { share: u32 },
     Unlimited,
 }
 
@@ -91,6 +92,7 @@ impl Wanted {
             ComputePolicy::Burst => {
                 Self::Burst { share, ceiling: u32::from(lease.ceiling.percent()).max(share) }
             }
+            ComputePolicy::Latency => Self::Latency { share },
             ComputePolicy::None => Self::Unlimited,
         }
     }
@@ -107,6 +109,7 @@ impl Wanted {
         match self {
             Self::Window(share) => Policy::Burst { share, ceiling: share },
             Self::Burst { share, ceiling } => Policy::Burst { share, ceiling },
+            Self::Latency { share } => Policy::Latency { share },
             Self::Unlimited => Policy::Unlimited,
         }
     }
@@ -262,6 +265,8 @@ mod tests {
         let burst = lease(1, ComputePolicy::Burst, 30, &[0]);
         let policy = Policy::Burst { share: 30, ceiling: 100 };
         assert_eq!(node.come(&burst), [Plan { policy, frame: Frame::SHORT }]);
+        let latency = lease(5, ComputePolicy::Latency, 20, &[0]);
+        assert_eq!(node.come(&latency)[0].policy, Policy::Latency { share: 20 });
         let none = lease(2, ComputePolicy::None, 30, &[0]);
         assert_eq!(node.come(&none)[0].policy, Policy::Unlimited);
         // More than there is: a cap without a promise.

@@ -19,7 +19,7 @@ pub struct Parameters {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "its parameters for driver {DRIVER} ({origin}) cannot be taken: {why}; write apiVersion: {API_VERSION}, kind: {KIND} and \
-     computePolicy (fixed, burst or none) or priority (0 to 9)"
+     computePolicy (fixed, burst, latency or none) or priority (0 to 9)"
 )]
 pub struct ParametersError {
     /// Whether they are the claim's or its class's.
@@ -119,7 +119,8 @@ fn looseness(policy: ComputePolicy) -> u8 {
     match policy {
         ComputePolicy::Fixed => 0,
         ComputePolicy::Burst => 1,
-        ComputePolicy::None => 2,
+        ComputePolicy::Latency => 2,
+        ComputePolicy::None => 3,
     }
 }
 

@@ -60,6 +60,21 @@ pub enum Refusal {
         /// Index and UUID of the GPU that comes nearest.
         place: String,
     },
+    /// Another container is answered before others already.
+    #[error(
+        "a container with compute-policy=latency is on {place} already, and there can be one on a GPU; ask for burst or \
+         another GPU, or wait until that one ends (`gpushare ps`)"
+    )]
+    Latency {
+        /// Index and UUID of the GPU that comes nearest.
+        place: String,
+    },
+    /// A policy that supervisors alone hold, for a container whose time none holds.
+    #[error(
+        "no supervisor holds the compute of this container, and compute-policy=latency needs one: set supervisor.compute, \
+         and start the container anew"
+    )]
+    LatencyWithoutSupervisor,
     /// The GPU is shared in another way.
     #[error(
         "{place} is held in mode {held}, which mode {asked} does not meet on one GPU; ask for another GPU, or wait until those \
@@ -224,13 +239,17 @@ impl Refusal {
             Self::Memory { .. }
             | Self::Cores { .. }
             | Self::ComputeReserve { .. }
+            | Self::Latency { .. }
             | Self::Company { .. }
             | Self::Divided { .. }
             | Self::Replicas { .. }
             | Self::HostMemory { .. }
             | Self::NotEmpty { .. }
             | Self::Count { .. } => Reason::Room,
-            Self::NoReplicas | Self::NoHostMemory | Self::Cordoned { .. } => Reason::Rules,
+            Self::LatencyWithoutSupervisor
+            | Self::NoReplicas
+            | Self::NoHostMemory
+            | Self::Cordoned { .. } => Reason::Rules,
             Self::OutOfService { .. } | Self::UnknownSize { .. } => Reason::Node,
             Self::LargerThanGpu { .. }
             | Self::TooMany { .. }

@@ -82,6 +82,7 @@ const EMPTY: GpuLoad = GpuLoad {
     of_instances: 0,
     windows: 0,
     between: 0,
+    latency: 0,
 };
 
 #[test]
@@ -264,6 +265,12 @@ fn windows_leave_a_part_of_the_gpu_to_those_without_one() {
     );
     let told = placed(&none, held(96, 0), &rules, true).unwrap_err();
     assert!(told.starts_with("windows of other containers take 96% of GPU 0"), "{told}");
+    // One on a GPU is answered before others.
+    let latency = ["GPUSHARE_CORES=30", "GPUSHARE_COMPUTE_POLICY=latency"];
+    assert_eq!(placed(&latency, held(30, 1), &rules, true), Ok(()));
+    let told = placed(&latency, GpuLoad { latency: 1, ..held(30, 1) }, &rules, true).unwrap_err();
+    assert!(told.starts_with("a container with compute-policy=latency is on GPU 0"), "{told}");
+    assert_eq!(placed(&burst, GpuLoad { latency: 1, ..held(30, 1) }, &rules, true), Ok(()));
     let none_kept = Admission { compute_reserve: 0, ..rules };
     assert_eq!(placed(&window, held(70, 1), &none_kept, true), Ok(()));
 }

@@ -232,6 +232,56 @@ fn an_inference_beside_any_number_of_busy_processes_answers_soon() {
     }
 }
 
+fn latency(work: Work) -> Tenant {
+    Tenant::new(Policy::Latency { share: 30 }, work)
+}
+
+/// One that is to be answered at once is, beside one busy container or two. What those have meanwhile is what it
+/// leaves: a card that waits for an idle group gives it the whole time of a request, 44 per cent in a closed loop.
+#[test]
+fn a_latency_container_is_answered_as_if_it_were_alone() {
+    // By how much half of the requests, and 99 of 100, may take longer; what the others have at least.
+    let closed = (Work::closed_loop(), 0.5, 1.0);
+    let by_chance = (Work::arrivals(), 0.9, 1.5);
+    for (holds, (work, p50, p99), least) in
+        [(0, closed, 70.0), (0, by_chance, 70.0), (80, closed, 55.0), (80, by_chance, 70.0)]
+    {
+        for (seed, hogs) in SEEDS.flat_map(|seed| [(seed, 1), (seed, 2)]) {
+            let case = |tenants| Case { holds: holds * MICROSECOND, ..Case::new(tenants, seed) };
+            let alone = case(vec![latency(work)]).run_free().shares[0].latencies;
+            let mut tenants = vec![latency(work)];
+            tenants.extend((0..hogs).map(|_| burst(70 / hogs, STEADY)));
+            let outcome = case(tenants).run();
+            let beside = outcome.shares[0].latencies;
+            let others: f64 = outcome.shares[1..].iter().map(|share| share.mean).sum();
+            println!("held {holds}, beside {hogs}: {alone:.1?}, {beside:.1?}, others {others:.1}");
+            assert!(beside.p50 - alone.p50 <= p50 && beside.p99 - alone.p99 <= p99, "{alone:?} {beside:?}");
+            assert!(others >= least, "{}", line(&outcome));
+        }
+    }
+}
+
+/// One that works all the time has its share and no more, and one that no record is kept of as well.
+#[test]
+fn a_latency_container_that_is_busy_falls_back_to_its_share() {
+    for hogs in [1, 2] {
+        let mut tenants = vec![latency(STEADY)];
+        tenants.extend((0..hogs).map(|_| burst(70 / hogs, STEADY)));
+        for seed in SEEDS {
+            let case = Case::new(tenants.clone(), seed);
+            for has_record in [true, false] {
+                let outcome = Case { has_record, seconds: 21, ..case.clone() }.run();
+                println!("{hogs}, record {has_record}: {}", line(&outcome));
+                let one = outcome.shares[0].mean;
+                assert!((27.0..=34.0).contains(&one), "{}", line(&outcome));
+                for share in &outcome.shares[1..] {
+                    assert!(f64::from(70 / hogs) - share.mean <= 4.0, "{}", line(&outcome));
+                }
+            }
+        }
+    }
+}
+
 /// A ceiling is a cap, and a share below it is held.
 #[test]
 fn a_ceiling_caps_and_keeps_the_share() {

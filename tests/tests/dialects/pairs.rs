@@ -33,7 +33,7 @@ pub fn shares(request: &Request) -> Vec<(GpuUuid, u64, u8)> {
         };
         let most = match request.compute_policy {
             ComputePolicy::Fixed => share.cores,
-            ComputePolicy::Burst => request.burst,
+            ComputePolicy::Burst | ComputePolicy::Latency => request.burst,
             ComputePolicy::None => None,
         };
         (uuid, memory.bytes(), most.map_or(100, Cores::percent))

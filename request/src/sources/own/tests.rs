@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use gpushare_inventory::DeviceMemory;
 
 use gpushare_claims::{
-    Ceilings, Container, DeviceSelector, Devices, MemoryRequest, Mode, NvidiaPolicy, Policy, Request,
-    RequestError, Scope, four,
+    Ceilings, ComputePolicy, Container, Cores, DeviceSelector, Devices, MemoryRequest, Mode, NvidiaPolicy,
+    Policy, Request, RequestError, Scope, four,
 };
 
 fn container(annotations: &[(&str, &str)], env: &[&str]) -> Container {
@@ -464,13 +464,29 @@ fn a_pods_other_key_lifts_no_ceiling_of_the_variables() {
 #[test]
 fn no_variable_lifts_the_cap_of_a_plugin() {
     let granted = [("alloc.gpushare.io/memory", "4GiB"), ("alloc.gpushare.io/cores", "30")];
-    for policy in ["none", "burst"] {
+    for policy in ["none", "burst", "latency"] {
         let told = read(&granted, &[&format!("GPUSHARE_COMPUTE_POLICY={policy}")]);
         assert!(matches!(told, Err(RequestError::Conflict { .. })), "{policy}: {told:?}");
         let plugins = [&granted[..], &[("alloc.gpushare.io/compute-policy", policy)]].concat();
         assert!(read(&plugins, &[]).is_ok(), "{policy}");
     }
     assert!(read(&granted, &["GPUSHARE_COMPUTE_POLICY=fixed"]).is_ok());
+}
+
+#[test]
+fn who_is_answered_before_others_has_a_share_and_the_right_to_say_so() {
+    let asked = ["GPUSHARE_MEMORY=4GiB", "GPUSHARE_COMPUTE_POLICY=latency", "GPUSHARE_CORES=30"];
+    let found = read(&[], &asked).unwrap().unwrap();
+    assert_eq!((found.compute_policy, found.cores), (ComputePolicy::Latency, Cores::new(30)));
+    let told = read(&[], &asked[..2]);
+    assert!(matches!(told, Err(RequestError::LatencyWithoutCores { .. })), "{told:?}");
+    // Another word with a ceiling below the whole: the share bursts up to that, and no more.
+    let told = read(&[("alloc.gpushare.io/cores", "30")], &asked);
+    assert!(told.is_err() || told.unwrap().unwrap().compute_policy != ComputePolicy::Latency);
+    // Where variables may only lower what annotations granted.
+    let strict = Policy { strict: true, ..Policy::default() };
+    let container = container(&[], &asked);
+    assert!(!matches!(crate::read::read(&container, &strict, &four()), Ok(Some(_))));
 }
 
 #[test]

@@ -200,3 +200,43 @@ fn a_share_is_divided_among_those_of_its_processes_that_work() {
     });
     println!("{seen:.1?}");
 }
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn one_container_of_a_card_is_answered_before_others() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime_that_holds_compute(LowLevel::Runc);
+    let _meter = meter::start(runtime.config());
+    let bundles = [worker("60", "burst", 300), worker("30", "latency", 300), worker("5", "latency", 300)];
+    let _busy = runtime.run(&bundles[0]);
+    let before = runtime.run(&bundles[1]);
+    let listed = shares(runtime.config());
+    let of = |id: &str| listed.iter().find(|lease| lease["id"] == id).expect("it is listed").clone();
+    assert_eq!(of(before.id())["compute_policy"], "latency", "{listed:?}");
+    let refused = format!("{:?}", runtime.create(&bundles[2]).err());
+    assert!(refused.contains("there can be one on a GPU"), "{refused}");
+    // It works all the time, so that it has its share and no more: the record shows that.
+    let parts = || {
+        let times = || [0, 1].map(|at| told(&runtime, bundles[at].id()).0);
+        let earlier = times();
+        std::thread::sleep(Duration::from_secs(2));
+        let later = times();
+        let [one, two] = [0, 1].map(|at| later[at] - earlier[at]);
+        two as f64 * 100.0 / (one + two).max(1) as f64
+    };
+    let mut seen = Vec::new();
+    node.eventually("it falls back to its share", || {
+        seen.push(parts());
+        seen.last().is_some_and(|part| (29.0..=38.0).contains(part))
+    });
+    println!("{seen:.1?}");
+    // Where nobody holds compute, it is said.
+    let library = node.runtime(LowLevel::Runc, "off");
+    let bundle = worker("10", "latency", 60);
+    bundle.write();
+    let plan = cli(library.config(), &["plan", "--bundle", &bundle.path().to_string_lossy()]);
+    assert!(plan.stdout.contains("held as burst"), "{plan:?}");
+}

@@ -1,6 +1,6 @@
 //! One run: handles all events in the order of their time.
 
-use gpushare_schedule::Policy;
+use gpushare_schedule::{Policy, Recorded, is_over};
 use gpushare_simulator::virtual_gpu::{BIN, Discipline, Switch, VirtualGpu};
 
 use super::case::{Case, Outcome, SETTLES, Tenant};
@@ -121,13 +121,23 @@ impl<'c> Run<'c> {
         let bin = |time: u64| usize::try_from(time / BIN).unwrap_or(usize::MAX);
         let until = now.saturating_sub(RECORD_DELAY);
         let recent = bin(until.saturating_sub(RECENT))..bin(until);
-        for (line, contexts) in self.board.iter_mut().zip(&self.contexts) {
+        let last = bin(until.saturating_sub(SECOND))..bin(until);
+        for ((line, contexts), policy) in self.board.iter_mut().zip(&self.contexts).zip(&self.policies) {
+            let busy = |process: &usize| {
+                let bins = self.gpu.bins(*process);
+                let end = last.end.min(bins.len());
+                bins.get(last.start.min(end)..end).map_or(0, |bins| bins.iter().sum::<u64>())
+            };
+            let used = contexts.iter().map(busy).sum::<u64>() / MICROSECOND;
+            let was_over = line.recorded.is_some_and(|recorded| recorded.is_over);
+            let is_over = matches!(policy, Policy::Latency { share } if is_over(was_over, used, *share));
             let worked = |process: &&usize| {
                 let bins = self.gpu.bins(**process);
                 let end = recent.end.min(bins.len());
                 bins.get(recent.start.min(end)..end).is_some_and(|bins| bins.iter().any(|busy| *busy > 0))
             };
-            line.recorded = Some(u32::try_from(contexts.iter().filter(worked).count()).unwrap_or(u32::MAX));
+            let working = u32::try_from(contexts.iter().filter(worked).count()).unwrap_or(u32::MAX);
+            line.recorded = Some(Recorded { working, is_over });
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use gpushare_schedule::controller::{Controller, Orders, Running};
 use gpushare_schedule::frame::Frame;
-use gpushare_schedule::{Card, Policy, Tenant, working};
+use gpushare_schedule::{Card, Policy, Recorded, Tenant, working};
 use gpushare_simulator::virtual_gpu::{Controls, VirtualGpu};
 
 use crate::chance::Chance;
@@ -55,7 +55,7 @@ impl Manager {
 pub(super) struct Line {
     pub(super) working: u32,
     /// How many of its groups had the card of late, by its record.
-    pub(super) recorded: Option<u32>,
+    pub(super) recorded: Option<Recorded>,
 }
 
 /// A call to be made, one of several where channels are many.
@@ -152,7 +152,7 @@ impl Supervisor {
         let tenants: Vec<Tenant> = lines
             .map(|((line, policy), lease)| Tenant {
                 lease,
-                policy: policy.clone(),
+                policy: policy.clone().in_force(line.recorded),
                 is_present: true,
                 working: working(line.working, line.recorded),
             })
