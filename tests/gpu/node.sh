@@ -20,7 +20,7 @@ make_node() {
     sed -i '/^\[supervisor\]/,/^mode = /d' "$config"
     sed -i '/^compute = /d' "$config"
     printf '[supervisor]\nmode = "%s"\ncompute = "%s"\n' "$supervisor" "$compute" >>"$config"
-    [ -z "$simulator" ] || [ "$supervisor" = off ] || start_manager
+    [ -z "$simulator" ] || start_manager
     # runc runs itself again without its environment, so a library path would not reach it.
     if ! ldconfig -p | grep -q libseccomp.so.2; then
         added_library=/usr/lib/libseccomp.so.2
@@ -40,7 +40,8 @@ simulated() {
     proc=$work/node/proc
 }
 
-# start_manager: gives the simulated node a resource manager, whose files supervisors and attackers find in its place.
+# start_manager: gives the simulated node a resource manager, whose files supervisors, attackers and the meter find in its
+# place.
 start_manager() {
     local said=$work/manager.said
     "$top/bin/gpushare-simulated-manager" "$work/node" >"$said" 2>&1 &
@@ -50,6 +51,7 @@ start_manager() {
         exit 1
     }
     set_in "$config" paths "supervisor = \"$top/bin/gpushare-simulated-supervisor\""
+    set_in "$config" meter "record = \"$work/node/shared/manager\""
     manager_files=/run/gpushare-simulator/manager
 }
 

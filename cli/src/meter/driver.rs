@@ -91,23 +91,19 @@ impl<'nvml> Gpu<'nvml> {
         Some(all)
     }
 
+    /// How busy it is as a whole, and with whom.
+    pub fn load(&self) -> Load {
+        let lone = match self.processes().unwrap_or_default()[..] {
+            [(pid, _)] => Some(pid),
+            _ => None,
+        };
+        Load { busy: self.device.utilization_rates().ok().map(|rates| rates.gpu), lone }
+    }
+
     fn say(&mut self, what: &str, error: &NvmlError) {
         let text = format!("{what}: {error}");
         if self.troubles.insert(text.clone()) {
             tracing::warn!(gpu = %self.uuid, trouble = %text, "the driver does not tell");
-        }
-    }
-}
-
-impl Load for Gpu<'_> {
-    fn busy(&self) -> Option<u32> {
-        self.device.utilization_rates().ok().map(|rates| rates.gpu)
-    }
-
-    fn lone(&self) -> Option<u32> {
-        match self.processes()?[..] {
-            [(pid, _)] => Some(pid),
-            _ => None,
         }
     }
 }

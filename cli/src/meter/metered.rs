@@ -67,7 +67,7 @@ impl<'a> Metered<'a> {
         // What was used while no meter ran stands in samples.
         let is_begun = std::mem::replace(&mut self.is_begun, true);
         let record = self.record.as_mut().filter(|_| is_begun && !is_mps);
-        let used = record.map(|record| record.spent(&self.gpu, clock));
+        let used = record.map(|record| record.spent(|| self.gpu.load(), clock));
         if used == Some(None) {
             tracing::warn!(%gpu, "its record cannot be read any more: GPU time is that of NVML's samples");
             self.record = None;

@@ -20,6 +20,9 @@ use crate::clock::Clock;
 /// How often the GPU's clock is compared with this machine's: they drift by some parts in a million.
 const COMPARED: Duration = Duration::from_secs(1);
 
+/// How often NVML is asked for the load: about as often as it has a new figure.
+const WEIGHED: Duration = Duration::from_millis(160);
+
 const SECOND: u64 = 1_000_000_000;
 
 /// A context that had the GPU within this time counts as one that works, in nanoseconds. Who rests for so long
@@ -44,15 +47,18 @@ pub struct Record {
     second: VecDeque<(u64, Vec<Spent>)>,
     /// When lines were lost last.
     torn: Option<u64>,
+    /// What NVML said last, and when.
+    load: Load,
+    weighed: Option<Instant>,
 }
 
-/// What a GPU says of a time in which its record does not tell who worked.
-pub trait Load {
-    /// Per cent of the time in which it had work; `None` where it is not known.
-    fn busy(&self) -> Option<u32>;
-
+/// What NVML says of a time in which the record does not tell who worked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Per cent of the time in which the GPU had work; `None` where it is not known.
+    pub busy: Option<u32>,
     /// The only process on it; `None` where there are several or none.
-    fn lone(&self) -> Option<u32>;
+    pub lone: Option<u32>,
 }
 
 /// GPU time since the last look.
@@ -95,11 +101,14 @@ impl Record {
             recent: BTreeMap::new(),
             second: VecDeque::new(),
             torn: None,
+            load: Load::default(),
+            weighed: None,
         })
     }
 
     /// GPU time since the last look, as far as the record is there; `None` once it cannot be read any more.
-    pub fn spent(&mut self, load: &impl Load, clock: Clock) -> Option<Use> {
+    /// `load` is asked where nobody contests the GPU.
+    pub fn spent(&mut self, load: impl FnOnce() -> Load, clock: Clock) -> Option<Use> {
         if self.compared.elapsed() >= COMPARED {
             self.ahead = i128::from(self.reader.time()?) - i128::from(Clock::now().monotonic);
             self.compared = Instant::now();
@@ -124,7 +133,12 @@ impl Record {
         if held.lost > 0 {
             self.torn = Some(until);
         }
-        let spent = by_process(&held, length, load);
+        let is_due = self.weighed.is_none_or(|weighed| weighed.elapsed() >= WEIGHED);
+        if !held.is_contested && is_due {
+            self.load = load();
+            self.weighed = Some(Instant::now());
+        }
+        let spent = by_process(&held, length, self.load);
         self.second.push_back((until, spent.clone()));
         self.second.retain(|(at, _)| until - *at < SECOND);
         Some(Use { spent, until: clock.stamp(until) })
@@ -145,7 +159,7 @@ impl Record {
 }
 
 /// The time of processes in a stretch of `length` nanoseconds.
-fn by_process(held: &Held, length: u64, load: &impl Load) -> Vec<Spent> {
+fn by_process(held: &Held, length: u64, load: Load) -> Vec<Spent> {
     let mut by: BTreeMap<u32, u64> = BTreeMap::new();
     for (Holder { pid, .. }, time) in &held.by {
         let sum = by.entry(*pid).or_default();
@@ -154,10 +168,10 @@ fn by_process(held: &Held, length: u64, load: &impl Load) -> Vec<Spent> {
     if !held.is_contested {
         // One that had the GPU before its record began is in no line of it.
         let is_known = !by.is_empty() || held.lost > 0;
-        if !is_known && let Some(pid) = load.lone() {
+        if !is_known && let Some(pid) = load.lone {
             by.insert(pid, length);
         }
-        let busy = u64::from(load.busy().unwrap_or(100).min(100));
+        let busy = u64::from(load.busy.unwrap_or(100).min(100));
         by.values_mut().for_each(|time| *time = *time / 100 * busy);
     }
     let spent = by.into_iter().map(|(pid, nanoseconds)| Spent { pid, nanoseconds });
@@ -168,18 +182,6 @@ fn by_process(held: &Held, length: u64, load: &impl Load) -> Vec<Spent> {
 mod tests {
     use super::*;
 
-    struct Seen(Option<u32>, Option<u32>);
-
-    impl Load for Seen {
-        fn busy(&self) -> Option<u32> {
-            self.0
-        }
-
-        fn lone(&self) -> Option<u32> {
-            self.1
-        }
-    }
-
     fn held(by: &[(u32, u32, u64)], is_contested: bool) -> Held {
         let by = by.iter().map(|(pid, context, time)| (Holder { pid: *pid, context: *context }, *time));
         Held { by: by.collect(), is_contested, lost: 0 }
@@ -189,17 +191,18 @@ mod tests {
     fn who_takes_turns_has_the_time_of_its_turns_and_who_is_alone_that_of_its_work() {
         let two = held(&[(7, 1, 30_000), (7, 2, 10_000), (8, 3, 60_000)], true);
         let spent = |pid, nanoseconds| Spent { pid, nanoseconds };
-        let idle = Seen(Some(0), None);
-        assert_eq!(by_process(&two, 100_000, &idle), [spent(7, 40_000), spent(8, 60_000)]);
+        let seen = |busy, lone| Load { busy, lone };
+        let idle = seen(Some(0), None);
+        assert_eq!(by_process(&two, 100_000, idle), [spent(7, 40_000), spent(8, 60_000)]);
         let one = held(&[(7, 1, 100_000)], false);
-        assert_eq!(by_process(&one, 100_000, &idle), []);
-        assert_eq!(by_process(&one, 100_000, &Seen(Some(25), None)), [spent(7, 25_000)]);
-        assert_eq!(by_process(&one, 100_000, &Seen(None, None)), [spent(7, 100_000)]);
+        assert_eq!(by_process(&one, 100_000, idle), []);
+        assert_eq!(by_process(&one, 100_000, seen(Some(25), None)), [spent(7, 25_000)]);
+        assert_eq!(by_process(&one, 100_000, seen(None, None)), [spent(7, 100_000)]);
         // It was there before the record.
         let none = held(&[], false);
-        assert_eq!(by_process(&none, 100_000, &Seen(Some(50), Some(9))), [spent(9, 50_000)]);
-        assert_eq!(by_process(&none, 100_000, &Seen(Some(50), None)), []);
+        assert_eq!(by_process(&none, 100_000, seen(Some(50), Some(9))), [spent(9, 50_000)]);
+        assert_eq!(by_process(&none, 100_000, seen(Some(50), None)), []);
         let torn = Held { lost: 5, ..none };
-        assert_eq!(by_process(&torn, 100_000, &Seen(Some(50), Some(9))), []);
+        assert_eq!(by_process(&torn, 100_000, seen(Some(50), Some(9))), []);
     }
 }
