@@ -72,6 +72,9 @@ pub(crate) fn changed(
     if policy == ComputePolicy::Latency && !is_before {
         return Err(Refusal::LatencyWithoutSupervisor);
     }
+    if is_before && (lease.ceiling < Cores::ALL || lease.grants.iter().any(|grant| grant.cores.is_none())) {
+        return Err(Refusal::LatencyUnbounded);
+    }
     let grants = lease.grants.iter().map(|old| {
         let is_meant = |change: &&Change| {
             let is_figure = change.memory.is_some() || change.cores.is_some();

@@ -114,6 +114,11 @@ impl Account {
         self.counted.then(|| self.windows.newest())
     }
 
+    /// Whether the GPU's own record told the time last.
+    pub fn is_by_record(&self) -> bool {
+        self.is_by_record
+    }
+
     /// The length of the driver's windows.
     pub fn period(&self) -> Duration {
         Duration::from_micros(self.windows.period())

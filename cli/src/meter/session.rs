@@ -437,6 +437,7 @@ impl<'a> Session<'a> {
                 held.processes += 1;
             }
             let until = metered.account.counted_until();
+            let is_by_record = metered.account.is_by_record();
             for (id, member) in metered.account.members() {
                 member.held = held.get(&id).copied().unwrap_or_default();
                 let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
@@ -467,8 +468,8 @@ impl<'a> Session<'a> {
                     found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
                 }
                 let until = until.map(|micros| micros.saturating_mul(1000));
-                // Who is stopped from outside takes nothing, and the card's record names nobody for certain.
-                if lease.compute_held_by() != HeldBy::Supervisor {
+                // Supervisors let nobody run past his time, and the card's record names nobody for certain.
+                if !is_by_record && lease.compute_held_by() != HeldBy::Supervisor {
                     let excess = until.and_then(|now| self.audit.excess(lease, member.line, member.own, now));
                     found.extend(excess.map(|excess| beyond_share(lease, excess)));
                 }

@@ -75,6 +75,12 @@ pub enum Refusal {
          and start the container anew"
     )]
     LatencyWithoutSupervisor,
+    /// A policy that falls back to a share, for a container that has none, or has a ceiling.
+    #[error(
+        "compute-policy=latency falls back to a share of compute, which this container does not have on each GPU, or has with \
+         a ceiling: start it anew with cores and without another word's ceiling"
+    )]
+    LatencyUnbounded,
     /// The GPU is shared in another way.
     #[error(
         "{place} is held in mode {held}, which mode {asked} does not meet on one GPU; ask for another GPU, or wait until those \
@@ -247,6 +253,7 @@ impl Refusal {
             | Self::NotEmpty { .. }
             | Self::Count { .. } => Reason::Room,
             Self::LatencyWithoutSupervisor
+            | Self::LatencyUnbounded
             | Self::NoReplicas
             | Self::NoHostMemory
             | Self::Cordoned { .. } => Reason::Rules,
