@@ -66,8 +66,8 @@ impl<'a> Metered<'a> {
         let is_mps = on(gpu, leases).any(|lease| lease.enforcement == Enforcement::Mps);
         // What was used while no meter ran stands in samples.
         let is_begun = std::mem::replace(&mut self.is_begun, true);
-        let record = self.record.as_mut().filter(|_| is_begun && !is_mps);
-        let used = record.map(|record| record.spent(|| self.gpu.load(), clock));
+        // It is read in any case, so that no time is counted twice later.
+        let used = self.record.as_mut().map(|record| record.spent(|| self.gpu.load(), clock));
         if used == Some(None) {
             tracing::warn!(%gpu, "its record cannot be read any more: GPU time is that of NVML's samples");
             self.record = None;
@@ -75,8 +75,9 @@ impl<'a> Metered<'a> {
         // The driver's windows end together, and no window ends so soon after another.
         let is_due = self.ended.is_none_or(|before| before.elapsed() >= self.account.period() / 2);
         let mut has_ended = false;
-        self.is_by_record = used.as_ref().is_some_and(Option::is_some);
-        if let Some(used) = used.flatten() {
+        let used = used.flatten().filter(|_| is_begun && !is_mps);
+        self.is_by_record = used.is_some();
+        if let Some(used) = used {
             self.answered = Some(Instant::now());
             has_ended = self.account.count_record(used, clock, owner);
         } else if is_due && let Some(samples) = self.gpu.samples(self.account.ask_from(clock)) {

@@ -1,7 +1,7 @@
 //! A GPU's own record of context switches, as GPU time of processes.
 //!
-//! While contexts take turns, the record says who had the GPU, to the microsecond. One that nobody pushes off
-//! has it whether it works or not: then NVML says for how much of the time the GPU had work.
+//! The record says who had the GPU, to the microsecond. One that nobody pushes off has it whether it works or not,
+//! so that NVML says for how much of the time the GPU had work at all.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -19,6 +19,9 @@ use crate::clock::Clock;
 
 /// How often the GPU's clock is compared with this machine's: they drift by some parts in a million.
 const COMPARED: Duration = Duration::from_secs(1);
+
+/// A step of the GPU's clock against this machine's, in nanoseconds: more than it drifts and a call takes.
+const STEP: u128 = 20_000_000;
 
 /// How often NVML is asked for the load: about as often as it has a new figure.
 const WEIGHED: Duration = Duration::from_millis(160);
@@ -107,11 +110,18 @@ impl Record {
     }
 
     /// GPU time since the last look, as far as the record is there; `None` once it cannot be read any more.
-    /// `load` is asked where nobody contests the GPU.
+    /// `load` is asked some times a second.
     pub fn spent(&mut self, load: impl FnOnce() -> Load, clock: Clock) -> Option<Use> {
         if self.compared.elapsed() >= COMPARED {
+            let before = self.ahead;
             self.ahead = i128::from(self.reader.time()?) - i128::from(Clock::now().monotonic);
             self.compared = Instant::now();
+            if self.ahead.abs_diff(before) > STEP {
+                // The machine was suspended, or the GPU was reset. Nothing is known of the time between.
+                let _ = self.reader.read(drop);
+                self.engine = Engine::since(self.on_gpu(self.settled));
+                self.torn = Some(self.settled);
+            }
         }
         let Self { reader, engine, .. } = self;
         let dropped = reader.read(|event| engine.note(event));
@@ -121,8 +131,8 @@ impl Record {
         let until = clock.monotonic.saturating_sub(DELAY).max(self.settled);
         let length = until - self.settled;
         self.settled = until;
-        let on_gpu = u64::try_from(i128::from(until) + self.ahead).unwrap_or(0);
-        let held = engine.settle(on_gpu);
+        let on_gpu = self.on_gpu(until);
+        let held = self.engine.settle(on_gpu);
         self.lost = self.lost.saturating_add(held.lost);
         if self.lost >= self.told.max(1) * 2 || (self.told == 0 && self.lost > 0) {
             self.told = self.lost;
@@ -133,8 +143,7 @@ impl Record {
         if held.lost > 0 {
             self.torn = Some(until);
         }
-        let is_due = self.weighed.is_none_or(|weighed| weighed.elapsed() >= WEIGHED);
-        if !held.is_contested && is_due {
+        if self.weighed.is_none_or(|weighed| weighed.elapsed() >= WEIGHED) {
             self.load = load();
             self.weighed = Some(Instant::now());
         }
@@ -142,6 +151,11 @@ impl Record {
         self.second.push_back((until, spent.clone()));
         self.second.retain(|(at, _)| until - *at < SECOND);
         Some(Use { spent, until: clock.stamp(until) })
+    }
+
+    /// The GPU's clock at a moment of the monotonic one.
+    fn on_gpu(&self, moment: u64) -> u64 {
+        u64::try_from(i128::from(moment) + self.ahead).unwrap_or(0)
     }
 
     /// What processes used of the last second, in nanoseconds.
@@ -165,14 +179,17 @@ fn by_process(held: &Held, length: u64, load: Load) -> Vec<Spent> {
         let sum = by.entry(*pid).or_default();
         *sum = sum.saturating_add(*time);
     }
-    if !held.is_contested {
-        // One that had the GPU before its record began is in no line of it.
-        let is_known = !by.is_empty() || held.lost > 0;
-        if !is_known && let Some(pid) = load.lone {
-            by.insert(pid, length);
-        }
-        let busy = u64::from(load.busy.unwrap_or(100).min(100));
-        by.values_mut().for_each(|time| *time = *time / 100 * busy);
+    // A process that had the GPU before its record began is in no line of it.
+    let is_known = !by.is_empty() || held.lost > 0;
+    if !is_known && let Some(pid) = load.lone {
+        by.insert(pid, length);
+    }
+    // All together worked for no longer than the GPU did: one that rests keeps it until another comes.
+    let busy = u64::from(load.busy.unwrap_or(100).min(100));
+    let (most, all) = (length / 100 * busy, by.values().sum::<u64>());
+    if all > most {
+        let part = |time: u64| u128::from(time) * u128::from(most) / u128::from(all);
+        by.values_mut().for_each(|time| *time = u64::try_from(part(*time)).unwrap_or(0));
     }
     let spent = by.into_iter().map(|(pid, nanoseconds)| Spent { pid, nanoseconds });
     spent.filter(|spent| spent.nanoseconds > 0).collect()
@@ -193,7 +210,16 @@ mod tests {
         let spent = |pid, nanoseconds| Spent { pid, nanoseconds };
         let seen = |busy, lone| Load { busy, lone };
         let idle = seen(Some(0), None);
-        assert_eq!(by_process(&two, 100_000, idle), [spent(7, 40_000), spent(8, 60_000)]);
+        let full = [spent(7, 40_000), spent(8, 60_000)];
+        assert_eq!(by_process(&two, 100_000, seen(Some(100), None)), full);
+        // Both rest for most of their time, and nobody pushes them off.
+        let rested = [spent(7, 2_000), spent(8, 3_000)];
+        assert_eq!(by_process(&two, 100_000, seen(Some(5), None)), rested);
+        // A clock that stepped gives nobody more than there was.
+        assert_eq!(
+            by_process(&held(&[(7, 1, 1 << 40)], true), 100_000, seen(None, None)),
+            [spent(7, 100_000)]
+        );
         let one = held(&[(7, 1, 100_000)], false);
         assert_eq!(by_process(&one, 100_000, idle), []);
         assert_eq!(by_process(&one, 100_000, seen(Some(25), None)), [spent(7, 25_000)]);
