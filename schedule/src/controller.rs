@@ -108,7 +108,7 @@ mod tests {
     use crate::{Policy, Tenant};
 
     fn tenant(lease: i64, policy: Policy, working: u32) -> Tenant {
-        Tenant { lease, policy, is_present: true, working }
+        Tenant { lease, policy, is_present: true, working, rests: false }
     }
 
     fn step(controller: &mut Controller, tenants: &[Tenant], now: u64, groups: u32) -> Orders {

@@ -85,6 +85,8 @@ pub struct Tenant {
     pub is_present: bool,
     /// How many of its channel groups work.
     pub working: u32,
+    /// Whether none had the engine of late, by the card's own record.
+    pub rests: bool,
 }
 
 /// How many of so many channel groups of a container work, where the card's own record says how many had the
@@ -103,7 +105,7 @@ pub struct Card<'l> {
 }
 
 impl Card<'_> {
-    /// Whether somebody is there who is to be answered at once.
+    /// Whether somebody is there who is to be answered at once, whenever his next request comes.
     fn has_latency(&self) -> bool {
         self.tenants.iter().any(|one| one.is_present && matches!(one.policy, Policy::Latency { .. }))
     }

@@ -159,7 +159,13 @@ mod tests {
     use crate::frame::Frame;
 
     fn burst(lease: i64, share: u32, working: u32) -> Tenant {
-        Tenant { lease, policy: Policy::Burst { share, ceiling: 100 }, is_present: true, working }
+        Tenant {
+            lease,
+            policy: Policy::Burst { share, ceiling: 100 },
+            is_present: true,
+            working,
+            rests: false,
+        }
     }
 
     fn slices(tenants: &[Tenant]) -> Vec<(u32, u32)> {

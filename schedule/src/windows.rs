@@ -126,7 +126,7 @@ impl Card<'_> {
     /// proportion to their shares: their slices are so short that switches between them would cost more.
     fn part_beside_latency(&self, tenant: &Tenant) -> Place {
         let has_part = |other: &&Tenant| {
-            let works = other.lease == tenant.lease || (other.is_present && other.working > 0);
+            let works = other.lease == tenant.lease || (other.is_present && !other.rests);
             works && by_share(other, 0).is_some()
         };
         let mut others: Vec<&Tenant> = self.tenants.iter().filter(has_part).collect();
@@ -200,11 +200,23 @@ mod tests {
     const FRAME: Frame = Frame::SHORT;
 
     fn fixed(lease: i64, start: u32, length: u32) -> Tenant {
-        Tenant { lease, policy: Policy::Fixed(vec![Piece { start, length }]), is_present: true, working: 1 }
+        Tenant {
+            lease,
+            policy: Policy::Fixed(vec![Piece { start, length }]),
+            is_present: true,
+            working: 1,
+            rests: false,
+        }
     }
 
     fn burst(lease: i64, ceiling: u32) -> Tenant {
-        Tenant { lease, policy: Policy::Burst { share: 30, ceiling }, is_present: true, working: 1 }
+        Tenant {
+            lease,
+            policy: Policy::Burst { share: 30, ceiling },
+            is_present: true,
+            working: 1,
+            rests: false,
+        }
     }
 
     /// When the container's calls are made within two frames, as `(time, runs)`.
@@ -289,6 +301,9 @@ mod tests {
             [(0, false), (21_700, true), (30_000, false), (71_700, true), (80_000, false)]
         );
         assert_eq!(calls(&tenants, 4), [(0, false), (34_000, true), (50_000, false), (84_000, true)]);
+        // Time of one that rests is the others'.
+        let resting = Tenant { rests: true, ..burst(3, 100) };
+        assert_eq!(calls(&[latency.clone(), burst(2, 100), resting], 2), [(0, true)]);
         // One alone beside it is never stopped.
         assert_eq!(calls(&[latency, burst(2, 100)], 2), [(0, true)]);
     }

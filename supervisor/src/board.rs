@@ -120,13 +120,14 @@ impl Board {
                 known.is_present |= working > 0;
             } else {
                 let policy = plan.map_or(Policy::Unlimited, |plan| plan.policy);
-                tenants.push(Tenant { lease, policy, is_present: working > 0, working });
+                tenants.push(Tenant { lease, policy, is_present: working > 0, working, rests: false });
             }
         }
         let recorded = |tenant: Tenant| {
             let recorded = self.page.recorded(tenant.lease, now);
             let (working, policy) = (working(tenant.working, recorded), tenant.policy.in_force(recorded));
-            Tenant { working, policy, ..tenant }
+            let rests = recorded.is_some_and(|recorded| recorded.working == 0);
+            Tenant { working, policy, rests, ..tenant }
         };
         (frame, tenants.into_iter().map(recorded).collect())
     }
@@ -230,6 +231,7 @@ mod tests {
             policy: Policy::Burst { share, ceiling: 100 },
             is_present: true,
             working,
+            rests: false,
         };
         let all = vec![tenant(11, 30, 1), tenant(12, 70, 5)];
         assert_eq!(one.read(0), (Frame::SHORT, all.clone()));

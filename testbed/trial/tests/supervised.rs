@@ -261,6 +261,18 @@ fn a_latency_container_is_answered_as_if_it_were_alone() {
     }
 }
 
+/// Nobody keeps time from others by a context in which it rests.
+#[test]
+fn the_time_of_those_that_rest_beside_a_latency_container_is_the_others() {
+    let resting = |tenant: Tenant| Tenant { processes: 0, idle: 1, ..tenant };
+    for (first, others) in [(latency(Work::closed_loop()), 55.0), (resting(latency(STEADY)), 98.0)] {
+        for outcome in run(&[first, resting(burst(70, STEADY)), burst(10, STEADY)]) {
+            println!("{}", line(&outcome));
+            assert!(outcome.shares[2].mean >= others, "{}", line(&outcome));
+        }
+    }
+}
+
 /// One that works all the time has its share and no more, and one that no record is kept of as well.
 #[test]
 fn a_latency_container_that_is_busy_falls_back_to_its_share() {

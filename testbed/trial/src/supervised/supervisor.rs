@@ -155,6 +155,7 @@ impl Supervisor {
                 policy: policy.clone().in_force(line.recorded),
                 is_present: true,
                 working: working(line.working, line.recorded),
+                rests: line.recorded.is_some_and(|recorded| recorded.working == 0),
             })
             .collect();
         let card = Card { frame, tenants: &tenants };
