@@ -145,7 +145,7 @@ pub struct PartView {
     pub cores: Option<u8>,
     /// GPU time so far, in nanoseconds; `None` where it was never measured.
     pub gpu_nanoseconds: Option<u64>,
-    /// What tells that time: the card's record or samples; `None` where nothing does.
+    /// Source of that time: the card's `record` or NVML's `samples`; `None` where it was never measured.
     pub gpu_time_by: Option<&'static str>,
     /// The end of the last window in that time, in nanoseconds since the boot.
     pub gpu_time_until: u64,

@@ -138,8 +138,8 @@ pub struct Meter {
     pub on_cheating: OnCheating,
     /// Numbers of the driver's errors (Xid) that take a GPU out of service.
     pub xids: BTreeSet<u32>,
-    /// By which device files GPUs' own records of context switches are read; `None`: GPU time is that of NVML's
-    /// samples.
+    /// By which device files GPUs' own records of context switches are read; `None`: GPU time is that of
+    /// NVML's samples.
     pub record: Option<RecordFiles>,
 }
 

@@ -33,8 +33,8 @@ pub enum Policy {
         /// The most that it gets, in per cent of what `fixed` containers leave; 100 is no ceiling.
         ceiling: u32,
     },
-    /// Answers at once: the others have the shortest slices beside it, one group at a time. It falls back to its
-    /// share where it uses more than that.
+    /// Answers at once: the others have the shortest slices beside it, one group at a time. It falls back to
+    /// its share where it uses more than that.
     Latency {
         /// Per cent of the card.
         share: u32,
@@ -52,8 +52,9 @@ pub struct Recorded {
     pub is_over: bool,
 }
 
-/// Whether a container with so many per cent is over its share, which it was before or not, after it used so many
-/// microseconds of the last second. One that comes to its share in a window of that size is still over it.
+/// Whether a container with so many per cent is over its share, which it was before or not, after it used so
+/// many microseconds of the last second. One that comes to its share in a window of that size is still over
+/// it.
 pub fn is_over(was_over: bool, used: u64, share: u32) -> bool {
     const PER_CENT: u64 = 10_000;
     let share = u64::from(share) * PER_CENT;

@@ -179,7 +179,7 @@ pub struct OwnSubdevice<F> {
 }
 
 impl<F> OwnSubdevice<F> {
-    /// The subdevice.
+    /// The subdevice, to be asked and told.
     pub fn subdevice(&self) -> Subdevice<'_, F> {
         Subdevice { file: &self.file, client: self.client, handle: self.handle }
     }

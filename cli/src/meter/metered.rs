@@ -21,7 +21,7 @@ use crate::clock::Clock;
 pub struct Metered<'a> {
     /// When the driver last told samples, or that there are none.
     pub answered: Option<Instant>,
-    /// What NVML tells of it.
+    /// NVML's view of it.
     pub gpu: Gpu<'a>,
     /// Its time and memory by container.
     pub account: Account,
@@ -64,7 +64,7 @@ impl<'a> Metered<'a> {
         let owner = |pid| owners.of(pid, leases);
         // An MPS server has the contexts of all its clients.
         let is_mps = on(gpu, leases).any(|lease| lease.enforcement == Enforcement::Mps);
-        // What was used while no meter ran stands in samples.
+        // Samples tell what was used while no meter ran.
         let is_begun = std::mem::replace(&mut self.is_begun, true);
         // It is read in any case, so that no time is counted twice later.
         let used = self.record.as_mut().map(|record| record.spent(|| self.gpu.load(), clock));
@@ -105,8 +105,11 @@ impl<'a> Metered<'a> {
                 opened.inspect_err(|error| tracing::debug!(%gpu, %error, "the board is not opened")).ok();
         }
         let mut counts: BTreeMap<i64, u32> = BTreeMap::new();
-        for pid in working {
-            owners.of(pid, leases).into_iter().for_each(|lease| *counts.entry(lease).or_default() += 1);
+        for (pid, contexts) in working {
+            owners
+                .of(pid, leases)
+                .into_iter()
+                .for_each(|lease| *counts.entry(lease).or_default() += contexts);
         }
         let recent = record.map(Record::last_second).unwrap_or_default();
         let mut used: BTreeMap<i64, u64> = BTreeMap::new();

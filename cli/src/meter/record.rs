@@ -36,8 +36,9 @@ const RECENT: u64 = 5_000_000_000;
 pub struct Record {
     reader: Reader,
     engine: Engine,
-    /// What the GPU's clock is ahead of the monotonic one, in nanoseconds; and since when that is known.
+    /// Nanoseconds by which the GPU's clock is ahead of the monotonic one.
     ahead: i128,
+    /// When the two were compared.
     compared: Instant,
     /// Until when time has been given to processes, in nanoseconds of the monotonic clock.
     settled: u64,
@@ -50,12 +51,12 @@ pub struct Record {
     second: VecDeque<(u64, Vec<Spent>)>,
     /// When lines were lost last.
     torn: Option<u64>,
-    /// What NVML said last, and when.
+    /// NVML's last word, and when it was asked.
     load: Load,
     weighed: Option<Instant>,
 }
 
-/// What NVML says of a time in which the record does not tell who worked.
+/// NVML's figures, for a time in which the record does not tell who worked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Per cent of the time in which the GPU had work; `None` where it is not known.
@@ -158,17 +159,23 @@ impl Record {
         u64::try_from(i128::from(moment) + self.ahead).unwrap_or(0)
     }
 
-    /// What processes used of the last second, in nanoseconds.
-    pub fn last_second(&self) -> Vec<(u32, u64)> {
-        let all = self.second.iter().flat_map(|(_, spent)| spent);
-        all.map(|spent| (spent.pid, spent.nanoseconds)).collect()
+    /// Nanoseconds that each process used of the last second.
+    pub fn last_second(&self) -> BTreeMap<u32, u64> {
+        let mut by = BTreeMap::new();
+        for spent in self.second.iter().flat_map(|(_, spent)| spent) {
+            *by.entry(spent.pid).or_default() += spent.nanoseconds;
+        }
+        by
     }
 
-    /// The processes of all contexts that had the GPU of late, each as often as it has such contexts; `None`
-    /// while lines are missing.
-    pub fn working(&self) -> Option<impl Iterator<Item = u32>> {
-        let is_torn = self.torn.is_some_and(|torn| self.settled - torn <= RECENT);
-        (!is_torn).then(|| self.recent.keys().map(|holder| holder.pid))
+    /// Contexts that had the GPU of late, by process; `None` while lines are missing.
+    pub fn working(&self) -> Option<BTreeMap<u32, u32>> {
+        if self.torn.is_some_and(|torn| self.settled - torn <= RECENT) {
+            return None;
+        }
+        let mut by = BTreeMap::new();
+        self.recent.keys().for_each(|holder| *by.entry(holder.pid).or_default() += 1);
+        Some(by)
     }
 }
 
@@ -179,7 +186,7 @@ fn by_process(held: &Held, length: u64, load: Load) -> Vec<Spent> {
         let sum = by.entry(*pid).or_default();
         *sum = sum.saturating_add(*time);
     }
-    // A process that had the GPU before its record began is in no line of it.
+    // A process that had the GPU before the record began is in no line of it.
     let is_known = !by.is_empty() || held.lost > 0;
     if !is_known && let Some(pid) = load.lone {
         by.insert(pid, length);

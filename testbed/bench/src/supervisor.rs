@@ -1,9 +1,10 @@
-//! Costs of a supervisor to the programs that it holds: the calls that it performs or lets through, those that
-//! only pass its filter, the start of a container, and its own memory.
+//! Costs of a supervisor to the programs that it holds: the calls that it performs or lets through, those
+//! that only pass its filter, the start of a container, and its own memory.
 //!
-//! The resource manager is a simulated one, a file system in user space. What its calls take is subtracted: each figure
-//! is a difference of pairs. It is a third process on a machine that may have two processors, and a program that has
-//! waited for a supervisor waits longer for it, so what a report costs is measured on plain files, too.
+//! The resource manager is a simulated one, a file system in user space. What its calls take is subtracted:
+//! each figure is a difference of pairs. It is a third process on a machine that may have two processors, and
+//! a program that has waited for a supervisor waits longer for it, so what a report costs is measured on
+//! plain files, too.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -72,7 +73,8 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// Picoseconds that whoever `start` starts adds to a call: the differences of this percentile of pairs of runs.
+/// Picoseconds that whoever `start` starts adds to a call: the differences of this percentile of pairs of
+/// runs.
 fn added(
     place: &Place,
     call: &str,
