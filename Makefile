@@ -5,13 +5,11 @@ CARGO   ?= cargo
 PREFIX  ?= /usr/local
 DESTDIR ?=
 WHOLE   := CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1
-STATIC  := $(WHOLE) RUSTFLAGS="-C target-feature=+crt-static"
+STATIC  := $(WHOLE) CARGO_PROFILE_RELEASE_OPT_LEVEL=3 RUSTFLAGS="-C target-feature=+crt-static"
 # What every start of a container pays for in page faults and relocations: small code at fixed addresses, that needs no
 # tables for unwinding. SECURITY.md says what that gives up.
-SMALL   := $(WHOLE) CARGO_PROFILE_RELEASE_OPT_LEVEL=s CARGO_PROFILE_RELEASE_PANIC=abort \
+SMALL   := $(WHOLE) CARGO_PROFILE_RELEASE_PANIC=abort \
     RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static"
-# What is large, and waits for people or for ticks.
-LEAN    := CARGO_PROFILE_RELEASE_OPT_LEVEL=s
 VERSION := $(shell sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # What containers' starts run.
@@ -33,8 +31,7 @@ help: ## This list.
 # Wrapper, hook and supervisor are static; the injected libraries have a profile of their own (no_std, no unwinding). All that is
 # shipped ends up in target/release, target/lib and target/share, laid out as it is installed.
 build: ## All that ships, into target/release, lib and share.
-	$(LEAN) $(CARGO) build --release --locked -p gpushare -p gpushare-simulator
-	$(CARGO) build --release --locked $(DRIVER:%=-p %) -p gpushare-tests-client
+	$(CARGO) build --release --locked -p gpushare -p gpushare-simulator $(DRIVER:%=-p %) -p gpushare-tests-client
 	$(SMALL) $(CARGO) build --release --locked --target $(TARGET) $(STATICS:%=-p %)
 	$(CARGO) build --profile shim --locked $(SHIMS:%=-p %)
 	install -m 755 $(STATICS:%=target/$(TARGET)/release/%) target/release/
@@ -51,12 +48,11 @@ arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER := aarch64-linux-gnu
 arm64: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER := qemu-aarch64 -L /usr/aarch64-linux-gnu
 arm64: export CC_aarch64_unknown_linux_gnu := aarch64-linux-gnu-gcc
 arm64: ## All that ships for arm64, into target/arm64, untested on such a machine; unit tests under qemu.
-	$(LEAN) $(CARGO) build --release --locked --target $(ARM64) -p gpushare -p gpushare-simulator
-	$(CARGO) build --release --locked --target $(ARM64) -p gpushare-kube $(DRIVER:%=-p %)
+	$(CARGO) build --release --locked --target $(ARM64) -p gpushare -p gpushare-simulator -p gpushare-kube $(DRIVER:%=-p %)
 	$(SMALL) $(CARGO) build --release --locked --target $(ARM64) $(STATICS:%=-p %)
 	CC=aarch64-linux-gnu-gcc RUSTFLAGS="-C target-feature=-outline-atomics" \
 	    $(CARGO) build --profile shim --locked --target $(ARM64) $(SHIMS:%=-p %)
-	$(LEAN) $(CARGO) build --release --locked -p gpushare
+	$(CARGO) build --release --locked -p gpushare
 	install -d target/arm64/release target/arm64/lib/gpushare
 	cd target/$(ARM64)/release && install -m 755 gpushare gpushare-kube $(STATICS) gpushare-simulator \
 	    libgpushare_simulator_cuda.so libgpushare_simulator_nvml.so ../../arm64/release/
