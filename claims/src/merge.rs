@@ -236,8 +236,19 @@ impl<'a> Merge<'a> {
 
     /// Refuses to put a container before others that has no share of compute which bounds it, or who may not
     /// say so.
-    fn check_latency(&self, request: &Request) -> Result<(), RequestError> {
+    fn check_latency(&mut self, request: &Request) -> Result<(), RequestError> {
         if request.compute_policy != ComputePolicy::Latency {
+            let stated = self.claims.iter().find_map(|claim| claim.compute_policy);
+            if stated == Some(ComputePolicy::Latency) && request.mode != Mode::Exclusive {
+                let (share, most) = (request.cores.unwrap_or(crate::Cores::ALL), request.burst);
+                self.note(format!(
+                    "compute-policy=latency counts as {}: it has {} percent of compute and may use {}; latency needs \
+                     less than all, and no ceiling",
+                    request.compute_policy.name(),
+                    share.percent(),
+                    most.unwrap_or(share).percent(),
+                ));
+            }
             return Ok(());
         }
         let mut asking = self.claims.iter().filter(|one| one.compute_policy == Some(ComputePolicy::Latency));

@@ -247,6 +247,16 @@ impl Lease {
         }
     }
 
+    /// The same, with the policy by which its compute is held: nobody but a supervisor puts a container before
+    /// others.
+    #[must_use]
+    pub(crate) fn with_held_policy(mut self) -> Self {
+        if self.compute_policy == ComputePolicy::Latency && self.enforcement != Enforcement::Scheduled {
+            self.compute_policy = ComputePolicy::Burst;
+        }
+        self
+    }
+
     /// How a container of the lease with this request is held. A container that joins the lease of another
     /// one, as an ephemeral container joins its target's, gets no more of the GPU than the lease gives,
     /// whatever it requests.

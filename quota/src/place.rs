@@ -7,7 +7,7 @@ use gpushare_claims::{ComputePolicy, Cores, Devices, MemoryRequest, Mode, NodeGp
 use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::enforcement::{Company, Enforcement};
-use crate::lease::Grant;
+use crate::lease::{Grant, Lease};
 use crate::update::Compute;
 pub use refusal::Refusal;
 
@@ -435,6 +435,30 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
             let is_before = is_before_others(Enforcement::of(request), request.compute_policy);
             latency_misfit(is_before, candidate.load, candidate.gpu)
         })
+}
+
+/// Checks that a reserved lease, which nobody used until now, can be held so from now on. How was not known
+/// when it was reserved.
+///
+/// # Errors
+/// As for a new lease that is held so.
+pub(crate) fn check_begun(
+    lease: &Lease,
+    enforcement: Enforcement,
+    gpus: &[Gpu],
+    load: impl Fn(GpuUuid) -> GpuLoad,
+    rules: &Admission,
+) -> Result<(), Refusal> {
+    for grant in &lease.grants {
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == grant.gpu) else { continue };
+        let mut others = load(grant.gpu);
+        others.remove(grant, lease.enforcement, lease.compute_policy);
+        let runs = Runs::of(enforcement, lease.compute_policy, grant.cores);
+        let is_before = is_before_others(enforcement, lease.compute_policy);
+        let misfit = runs.and_then(|runs| reserve_misfit(runs, others, rules, gpu));
+        misfit.or_else(|| latency_misfit(is_before, others, gpu)).map_or(Ok(()), Err)?;
+    }
+    Ok(())
 }
 
 /// Why a lease that is answered before others cannot stand beside these: two such would wait for each other.

@@ -23,7 +23,7 @@ use crate::lease::{
     Grant, Lease, LeaseKey, LeaseState, Member, PastLease, Release, ReleaseReason, Used, last, now, summary,
 };
 use crate::ledger::{Entry, Held, Ledger, Page, Writing};
-use crate::place::{Admission, GpuLoad, admit_host_memory, place};
+use crate::place::{Admission, GpuLoad, admit_host_memory, check_begun, place};
 use crate::pod::{Pod, words};
 
 pub use update::UpdateError;
@@ -133,27 +133,30 @@ impl Store {
             (Scope::Pod, None) => return Err(ReserveError::NoPod(member.key.clone())),
         };
         let root = &member.key.root;
+        let loads = page.loads()?;
+        let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
         let joined = match request.reserved {
             Some(id) => Some(page.claimed(id)?.ok_or_else(|| ReserveError::Lost(member.key.clone()))?),
             None => pod.map(|pod| page.joined(root, pod, of_pod.as_deref())).transpose()?.flatten(),
         };
         if let Some(entry) = joined {
             if entry.waits_for_its_first_container() {
-                entry.lease.enforcement = entry.lease.enforcement.begun_by(request);
+                let enforcement = entry.lease.enforcement.begun_by(request);
+                check_begun(&entry.lease, enforcement, gpus, load, rules)?;
+                entry.lease.enforcement = enforcement;
             }
             entry.lease.others.push(member.clone());
             let lease = entry.lease.clone().asked_by(|key| *key == member.key);
             writing.commit()?;
             return lease.ok_or_else(|| ReserveError::Lost(member.key.clone()));
         }
-        let loads = page.loads()?;
         let near = pod.map(|pod| page.gpus_of(Some(root), pod)).transpose()?.unwrap_or_default();
-        let load = |gpu| loads.get(&gpu).copied().unwrap_or_default();
         let grants = place(request, gpus, load, &near, rules)?;
         admit_host_memory(request, page.host_memory()?, rules)?;
         let id = page.head.next;
         page.head.next += 1;
-        let lease = Lease { id, granted_at: now(), ..Lease::new(member.clone(), request, grants) };
+        let lease =
+            Lease { id, granted_at: now(), ..Lease::new(member.clone(), request, grants) }.with_held_policy();
         page.push(Entry {
             lease: lease.clone(),
             root: root.clone(),

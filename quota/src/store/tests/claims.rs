@@ -93,6 +93,37 @@ fn the_first_container_of_a_claim_decides_who_holds_its_share() {
 }
 
 #[test]
+fn the_second_claim_that_would_be_answered_before_others_is_refused_where_it_begins() {
+    let (_folder, store) = open();
+    let asked = ["GPUSHARE_MEMORY=10GiB", "GPUSHARE_CORES=30", "GPUSHARE_COMPUTE_POLICY=latency"];
+    let begin = |uid: &str, is_scheduled: bool| {
+        // Who will hold it is not known when it is reserved.
+        let (_, lease) = claim(&store, uid, &asked).unwrap();
+        let request = Request {
+            reserved: Some(lease.id),
+            is_supervised: is_scheduled,
+            is_scheduled,
+            ..request(&asked)
+        };
+        keep_in(&store, None, &member(uid, &here()), &request)
+    };
+    assert_eq!(begin("a", true).unwrap().enforcement, Enforcement::Scheduled);
+    let refused = begin("b", true).unwrap_err().to_string();
+    assert!(refused.contains("compute-policy=latency is on GPU 0 "), "{refused}");
+    assert_eq!(begin("c", false).unwrap().enforcement, Enforcement::Intercepted);
+    // Nor do windows leave nothing to who begins between them.
+    let fixed = ["GPUSHARE_MEMORY=10GiB", "GPUSHARE_CORES=10"];
+    let (_, lease) = claim(&store, "d", &fixed).unwrap();
+    let request =
+        Request { reserved: Some(lease.id), is_supervised: true, is_scheduled: true, ..request(&fixed) };
+    let rules = Admission { compute_reserve: 95, ..Admission::default() };
+    let refused = store.reserve(&member("d", &here()), None, &request, &[gpu(0, 80)], &rules, |_| ());
+    let refused = refused.map(drop).unwrap_err().to_string();
+    assert!(refused.contains("compute_reserve"), "{refused}");
+    assert_eq!(store.lease(&LeaseKey::of_claim("d").unwrap()).unwrap().unwrap().others.len(), 0);
+}
+
+#[test]
 fn containers_that_outlive_their_claim_keep_its_lease_and_no_other_joins() {
     let (_folder, store) = open();
     let (told, lease) = claim(&store, UID, THIRTY).unwrap();
