@@ -1,6 +1,6 @@
 //! A bundle on disk. Its config.json is not trusted when read, and is written whole or not at all.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -109,38 +109,61 @@ impl Bundle {
         self.path.join(root)
     }
 
-    /// Puts `plan` into `json`, this bundle's configuration, and writes it. The file is replaced by rename:
-    /// no reader sees half of it, and the original stays on any failure.
+    /// Puts `plan` into `json`, this bundle's configuration, and writes it beside the old one.
     ///
     /// # Errors
     /// When a part that must be changed has an unknown form, or the folder cannot be written.
-    pub fn apply(&self, plan: &Plan, mut json: Value) -> Result<(), BundleError> {
+    pub fn edit(&self, plan: &Plan, mut json: Value) -> Result<Edited<'_>, BundleError> {
         edit::apply(&mut json, plan)
             .map_err(|source| BundleError::Edit { path: self.path.clone(), source })?;
         let text = serde_json::to_vec(&json).map_err(|source| self.malformed(source))?;
-        self.write(&text).map_err(|source| BundleError::Write { path: self.path.clone(), source })
+        let edited = Edited {
+            bundle: self,
+            file: self.path.join(format!(".config.json.gpushare.{}", std::process::id())),
+        };
+        let _ = fs::remove_file(&edited.file); // of a killed process that had our pid
+        self.write(&edited.file, &text).map_err(|source| self.unwritten(source))?;
+        Ok(edited)
     }
 
-    fn write(&self, text: &[u8]) -> std::io::Result<()> {
-        let temporary = self.path.join(format!(".config.json.gpushare.{}", std::process::id()));
-        let _ = fs::remove_file(&temporary); // of a killed process that had our pid
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let written = self.fill(file, text).and_then(|()| fs::rename(&temporary, &self.config));
-        if written.is_err() {
-            let _ = fs::remove_file(&temporary);
-        }
-        written
-    }
-
-    fn fill(&self, mut file: File, text: &[u8]) -> std::io::Result<()> {
+    fn write(&self, path: &Path, text: &[u8]) -> std::io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(text)?;
         let owner = fs::metadata(&self.config)?;
         std::os::unix::fs::fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(self.mode))
     }
 
+    fn unwritten(&self, source: std::io::Error) -> BundleError {
+        BundleError::Write { path: self.path.clone(), source }
+    }
+
     fn malformed(&self, source: serde_json::Error) -> BundleError {
         BundleError::Malformed { path: self.path.clone(), source }
+    }
+}
+
+/// A bundle's new configuration, which stands beside the old one until it is put in its place, and goes with
+/// this value otherwise.
+#[derive(Debug)]
+pub struct Edited<'b> {
+    bundle: &'b Bundle,
+    file: PathBuf,
+}
+
+impl Edited<'_> {
+    /// Puts it in the place of the old one. No reader sees half of it.
+    ///
+    /// # Errors
+    /// When the folder cannot be written; the old one stays.
+    pub fn put_in_place(self) -> Result<(), BundleError> {
+        fs::rename(&self.file, &self.bundle.config).map_err(|source| self.bundle.unwritten(source))
+    }
+}
+
+impl Drop for Edited<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.file); // it is not there once it has been put in place
     }
 }
 

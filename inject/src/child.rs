@@ -32,51 +32,77 @@ pub(crate) enum Ended {
     NoAnswer,
 }
 
-/// Runs `command` to its end, or to the deadline. The child gets the environment that `command` sets, and
-/// nothing of the caller's but that; nor any of its descriptors.
+/// Runs `command` to its end, or to the deadline, as [`Running`].
 ///
 /// # Errors
 /// When it cannot be started or waited for.
 pub(crate) fn run(command: Command) -> io::Result<Ended> {
-    run_for(command, DEADLINE)
+    Running::start(command)?.end(DEADLINE)
 }
 
-fn run_for(mut command: Command, most: Duration) -> io::Result<Ended> {
-    let own: Vec<_> =
-        command.get_envs().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
-    command.env_clear().envs(own).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    let (mut answer, writer) = io::pipe()?;
-    fcntl(answer.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer).process_group(0);
-    let mut child = command.spawn()?;
-    let program = command.get_program().to_string_lossy().into_owned();
-    drop(command); // our copy of the writing end
-    let mut said = Vec::new();
-    let hear_more = || {
-        hear(&mut answer, &mut said);
-        // A child that ends closes the pipe a moment before.
-        match poll(&mut [PollFd::new(answer.as_fd(), PollFlags::POLLIN)], PAUSE) {
-            Ok(0) => {}
-            _ => thread::sleep(Duration::from_micros(100)),
-        }
-    };
-    let Some(status) = wait(&mut child, most, hear_more)? else {
-        let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
-        wait(&mut child, DYING, || thread::sleep(Duration::from_millis(2)))?;
-        return Ok(Ended::NoAnswer);
-    };
-    if status.success() {
-        return Ok(Ended::Well);
+/// A child at work. It gets the environment that its command sets, and nothing of the caller's but that; nor
+/// any of its descriptors.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    answer: io::PipeReader,
+    program: String,
+    since: Instant,
+}
+
+impl Running {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start(mut command: Command) -> io::Result<Self> {
+        let since = Instant::now();
+        let own: Vec<_> = command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
+            .collect();
+        command.env_clear().envs(own).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
+        let (answer, writer) = io::pipe()?;
+        fcntl(answer.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer).process_group(0);
+        let child = command.spawn()?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        Ok(Self { child, answer, program, since }) // our copy of the writing end goes with the command
     }
-    hear(&mut answer, &mut said);
-    let said = String::from_utf8_lossy(&said);
-    let last = said.lines().rfind(|line| !line.trim().is_empty());
-    // Its own name stands before the caller's words already.
-    let last = last.map(|line| line.strip_prefix("gpushare: ").unwrap_or(line).to_owned());
-    Ok(Ended::Failed(last.unwrap_or_else(|| match status.signal() {
-        Some(signal) => format!("{program} was ended by signal {signal}"),
-        None => format!("{program} ended without a word"),
-    })))
+
+    /// Waits for its end, or until it has had this long.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub(crate) fn end(self, most: Duration) -> io::Result<Ended> {
+        let Self { mut child, mut answer, program, since } = self;
+        let mut said = Vec::new();
+        let hear_more = || {
+            hear(&mut answer, &mut said);
+            // A child that ends closes the pipe a moment before.
+            match poll(&mut [PollFd::new(answer.as_fd(), PollFlags::POLLIN)], PAUSE) {
+                Ok(0) => {}
+                _ => thread::sleep(Duration::from_micros(100)),
+            }
+        };
+        let Some(status) = wait(&mut child, since + most, hear_more)? else {
+            let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
+            wait(&mut child, Instant::now() + DYING, || thread::sleep(Duration::from_millis(2)))?;
+            return Ok(Ended::NoAnswer);
+        };
+        if status.success() {
+            return Ok(Ended::Well);
+        }
+        hear(&mut answer, &mut said);
+        let said = String::from_utf8_lossy(&said);
+        let last = said.lines().rfind(|line| !line.trim().is_empty());
+        // Its own name stands before the caller's words already.
+        let last = last.map(|line| line.strip_prefix("gpushare: ").unwrap_or(line).to_owned());
+        Ok(Ended::Failed(last.unwrap_or_else(|| match status.signal() {
+            Some(signal) => format!("{program} was ended by signal {signal}"),
+            None => format!("{program} ended without a word"),
+        })))
+    }
 }
 
 /// Takes what is there to be read, and keeps the end of it. A pipe that is full would hold the child up.
@@ -95,14 +121,13 @@ fn hear(answer: &mut io::PipeReader, said: &mut Vec<u8>) {
     }
 }
 
-/// The child's status; `None` when it has not ended after `most`. `meanwhile` passes some time.
-fn wait(child: &mut Child, most: Duration, mut meanwhile: impl FnMut()) -> io::Result<Option<ExitStatus>> {
-    let start = Instant::now();
+/// The child's status; `None` when it has not ended `until` then. `meanwhile` passes some time.
+fn wait(child: &mut Child, until: Instant, mut meanwhile: impl FnMut()) -> io::Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if start.elapsed() > most {
+        if Instant::now() > until {
             return Ok(None);
         }
         meanwhile();
@@ -116,7 +141,7 @@ mod tests {
     fn run_script(script: &str, most: Duration) -> Ended {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
-        run_for(command, most).unwrap()
+        Running::start(command).unwrap().end(most).unwrap()
     }
 
     fn failure(script: &str) -> String {

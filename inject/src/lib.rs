@@ -50,7 +50,7 @@ mod used;
 pub use allocation::{
     AllocationError, Allocations, PodAllocation, Presence, known_allocation, look_up_allocation,
 };
-pub use bundle::{Bundle, BundleError};
+pub use bundle::{Bundle, BundleError, Edited};
 pub use bystander::is_bystander;
 pub use called::title;
 pub use cdi::{CdiDevice, CdiSpec, UNFINISHED};
@@ -85,7 +85,7 @@ pub use requirement::{Offer, RequirementError, Requirements};
 pub use rights::{RIGHTS, Right};
 pub use settings::{ExtraMount, Programs, SETTINGS_VARIABLE, Settings};
 pub use supervision::{
-    Hindrance, Passed, PauseError, Record, StartError, Supervised, Supervision, SupervisionError,
+    Hindrance, Passed, PauseError, Record, StartError, Starting, Supervised, Supervision, SupervisionError,
     SupervisorMode, SupervisorSettings, boards, check_lease, decide, has_lost_supervisor, knows_driver,
     on_node as can_supervise, pause, supervision,
 };

@@ -17,7 +17,7 @@ use gpushare_supervisor::program::START;
 use gpushare_supervisor::sys::{can_listen, notification_fits};
 use serde_json::Value;
 
-use crate::child::{self, Ended};
+use crate::child::{self, Ended, Running};
 
 pub(crate) use budget::Budgets;
 pub use record::Record;
@@ -77,12 +77,12 @@ pub struct Supervised {
 }
 
 impl Supervised {
-    /// Starts the supervisor. Whoever brings a listener to `socket` after this waits for it. It gets nothing
-    /// of the caller's environment, and none of its descriptors.
+    /// Starts the supervisor, which is to take listeners at `socket`. It gets nothing of the caller's
+    /// environment, and none of its descriptors.
     ///
     /// # Errors
-    /// When it cannot be started, or gives no answer within 20 seconds.
-    pub fn start(&self, socket: &Path) -> Result<(), StartError> {
+    /// When its program cannot be run.
+    pub fn start(&self, socket: &Path) -> Result<Starting, StartError> {
         let Self { program, driver, control, uvm, gpus, budget, limits, boards } = self;
         let mut start = Command::new(program);
         start.arg(START).arg("--driver").arg(driver).arg("--control").arg(control).arg("--uvm").arg(uvm);
@@ -91,11 +91,33 @@ impl Supervised {
         }
         start.arg("--budget-path").arg(budget).arg("--limits-path").arg(limits);
         start.arg("--socket-path").arg(socket).arg("--boards").arg(boards);
-        let path = || program.clone();
-        match child::run(start).map_err(|source| StartError::Run { path: path(), source })? {
-            Ended::Well => Ok(()),
-            Ended::Failed(line) => Err(StartError::Refused { path: path(), line }),
-            Ended::NoAnswer => Err(StartError::NoAnswer { path: path() }),
+        let path = program.clone();
+        match Running::start(start) {
+            Ok(running) => Ok(Starting { path, running }),
+            Err(source) => Err(StartError::Run { path, source }),
+        }
+    }
+}
+
+/// A supervisor that is being started.
+#[derive(Debug)]
+pub struct Starting {
+    path: PathBuf,
+    running: Running,
+}
+
+impl Starting {
+    /// Waits until the supervisor is there. Whoever brings it a listener after this waits for its answer.
+    ///
+    /// # Errors
+    /// When it could not start, or gives no answer within 20 seconds.
+    pub fn ready(self) -> Result<(), StartError> {
+        let Self { path, running } = self;
+        match running.end(child::DEADLINE) {
+            Ok(Ended::Well) => Ok(()),
+            Ok(Ended::Failed(line)) => Err(StartError::Refused { path, line }),
+            Ok(Ended::NoAnswer) => Err(StartError::NoAnswer { path }),
+            Err(source) => Err(StartError::Run { path, source }),
         }
     }
 }
@@ -211,7 +233,6 @@ pub fn decide(
 ) -> Result<(), SupervisionError> {
     choose(request, settings, node, (json, is_read))?;
     if request.compute_policy == ComputePolicy::Latency && !request.is_scheduled {
-        request.compute_policy = ComputePolicy::Burst;
         let why = "compute-policy=latency is held as burst: no supervisor holds this container's compute (supervisor.compute)";
         request.notes.push(why.to_owned());
     }

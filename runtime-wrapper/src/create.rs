@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::args::{Args, Command};
 use crate::exec;
-use crate::supervised::{self, Filter, around_bystander};
+use crate::supervised::{self, Filter, Starting, around_bystander};
 
 const NO_RESTORE: &str = "a container with a share cannot be restored from a checkpoint, since its limits \
                           would not be applied; start it anew";
@@ -40,11 +40,11 @@ pub fn create(args: &Args, config: &Config, began: Instant) -> Result<Infallible
     let settings = config.settings(std::env::var_os(ENVIRONMENT).map(PathBuf::from));
     // The reservation is kept until execve replaces this process. On any failure it is given back.
     grant(requester, &settings, |plan, reservation, json| {
-        let filter = match &plan.supervised {
-            Some(supervised) => supervised::start(supervised, reservation.lease(), &key, config)?,
-            None => Filter::None,
-        };
-        bundle.apply(plan, json)?;
+        let start = |supervised| supervised::start(supervised, reservation.lease(), &key, config);
+        let supervisor = plan.supervised.as_ref().map(start).transpose()?;
+        let edited = bundle.edit(plan, json)?;
+        let filter = supervisor.map_or(Ok(Filter::None), Starting::ready)?;
+        edited.put_in_place()?;
         note_made(settings.programs.state, began.elapsed());
         exec::low_level_under(runtime, filter)
     })

@@ -74,18 +74,38 @@ impl Filter {
     }
 }
 
-/// Starts the supervisor of a container with this lease, and returns the filter that leads to it.
+/// The supervisor of a container, which is being started.
+pub struct Starting {
+    process: gpushare_inject::Starting,
+    era: &'static Era,
+    socket: PathBuf,
+}
+
+/// Starts the supervisor of a container with this lease.
 ///
 /// # Errors
 /// When it cannot be started.
-pub fn start(supervised: &Supervised, lease: &Lease, key: &LeaseKey, config: &Config) -> Result<Filter> {
+pub fn start(supervised: &Supervised, lease: &Lease, key: &LeaseKey, config: &Config) -> Result<Starting> {
+    const NO_RECORD: &str = "cannot keep a record of the supervisor";
     let (state, driver) = (&config.paths.state, &supervised.driver);
-    let record =
-        Record::prepare(state, key, lease.id, driver).context("cannot keep a record of the supervisor")?;
+    let era = era(driver)?;
+    let record = Record::prepare(state, key, lease.id, driver).context(NO_RECORD)?;
     inherited::await_children();
-    supervised.start(&record.socket)?;
-    record.write(key).context("cannot keep a record of the supervisor")?;
-    Ok(Filter::Reported { era: era(driver)?, socket: record.socket, or_denied: false })
+    let process = supervised.start(&record.socket)?;
+    record.write(key).context(NO_RECORD)?;
+    Ok(Starting { process, era, socket: record.socket })
+}
+
+impl Starting {
+    /// Waits until it is there, and returns the filter that leads to it.
+    ///
+    /// # Errors
+    /// When it could not start.
+    pub fn ready(self) -> Result<Filter> {
+        let Self { process, era, socket } = self;
+        process.ready()?;
+        Ok(Filter::Reported { era, socket, or_denied: false })
+    }
 }
 
 fn era(driver: &str) -> Result<&'static Era> {
