@@ -57,10 +57,13 @@ pub(crate) struct Page {
     layout: AtomicU64,
     lines: [Line; MOST_LINES],
     recorded: [RecordedLine; MOST_LINES],
+    /// By line, whether the card's record may name others for groups of it: it does not count then.
+    nameless: [AtomicU32; MOST_LINES],
 }
 
-/// For how many microseconds the meter's lines count. It writes them each 0.1 s.
-const FRESH: u64 = 300_000;
+/// For how many microseconds the meter's lines count. It writes them each 0.1 s, and now and then looks at
+/// all processes in between.
+const FRESH: u64 = 1_000_000;
 
 /// A GPU's board, with a line of one's own.
 #[derive(Debug)]
@@ -83,10 +86,11 @@ impl Board {
         Ok(Self { page, file, own })
     }
 
-    /// Says how the container of a lease shares, and how many channel groups of it work; without any it is
-    /// not there.
-    pub fn publish(&self, lease: i64, plan: &Plan, working: u32) {
+    /// Says how the container of a lease shares, how many channel groups of it work (without any it is not
+    /// there), and whether the card's record may name others for some of them.
+    pub fn publish(&self, lease: i64, plan: &Plan, working: u32, is_nameless: bool) {
         let line = &self.page.lines[self.own];
+        self.page.nameless[self.own].store(u32::from(is_nameless), Ordering::Relaxed);
         line.plan.write(Some(plan));
         line.working.store(working, Ordering::Relaxed);
         line.lease.store(lease, Ordering::Release);
@@ -104,12 +108,16 @@ impl Board {
     pub fn read(&self, now: u64) -> (Frame, Vec<Tenant>) {
         let mut frame = Frame::SHORT;
         let mut tenants: Vec<Tenant> = Vec::new();
+        let mut nameless: Vec<i64> = Vec::new();
         for (at, line) in self.page.lines.iter().enumerate() {
             let lease = line.lease.load(Ordering::Acquire);
             if lease == 0 || !(at == self.own || sys::is_locked(&self.file, at).unwrap_or(true)) {
                 continue;
             }
             let working = line.working.load(Ordering::Relaxed);
+            if self.page.nameless[at].load(Ordering::Relaxed) != 0 {
+                nameless.push(lease);
+            }
             let plan = line.plan.read();
             if plan.as_ref().is_some_and(|plan| plan.frame == Frame::LONG) {
                 frame = Frame::LONG;
@@ -125,6 +133,7 @@ impl Board {
         }
         let recorded = |tenant: Tenant| {
             let recorded = self.page.recorded(tenant.lease, now);
+            let recorded = recorded.filter(|_| !nameless.contains(&tenant.lease));
             let (working, policy) = (working(tenant.working, recorded), tenant.policy.in_force(recorded));
             let rests = recorded.is_some_and(|recorded| recorded.working == 0);
             Tenant { working, policy, rests, ..tenant }
@@ -141,7 +150,9 @@ impl Page {
         let at = line.at.load(Ordering::Acquire);
         let working = line.working.load(Ordering::Relaxed);
         let is_over = line.over.load(Ordering::Relaxed) != 0;
-        (now.saturating_sub(at) <= FRESH).then_some(Recorded { working, is_over })
+        // It may be another lease's by now.
+        let is_its_still = line.lease.load(Ordering::Acquire) == lease;
+        (is_its_still && now.saturating_sub(at) <= FRESH).then_some(Recorded { working, is_over })
     }
 }
 
@@ -181,21 +192,29 @@ impl Recorder {
         open(&boards.join(name_of(uuid))).map(Self)
     }
 
-    /// Says what the record says of each lease, at `now`. Leases beyond the board's
+    /// Says what the record says of each lease, at `now`. A lease keeps its line. Leases beyond the board's
     /// lines are left out: all of their groups count.
-    pub fn publish(&self, all: impl IntoIterator<Item = (i64, Recorded)>, now: u64) {
-        let mut lines = self.0.recorded.iter();
-        for ((lease, recorded), line) in all.into_iter().zip(&mut lines) {
-            if line.lease.load(Ordering::Relaxed) != lease {
-                // Nobody takes the last lease's figure for this one's.
-                line.at.store(0, Ordering::Release);
-                line.lease.store(lease, Ordering::Release);
-            }
+    pub fn publish(&self, all: &[(i64, Recorded)], now: u64) {
+        let lines = &self.0.recorded;
+        let of = |line: &RecordedLine| line.lease.load(Ordering::Relaxed);
+        for line in lines.iter().filter(|line| all.iter().all(|(lease, _)| *lease != of(line))) {
+            line.at.store(0, Ordering::Relaxed); // nobody takes the last lease's figure for the next one's
+            line.lease.store(0, Ordering::Release);
+        }
+        for (lease, recorded) in all {
+            let own = lines.iter().find(|line| of(line) == *lease);
+            let Some(line) = own.or_else(|| lines.iter().find(|line| of(line) == 0)) else { return };
             line.working.store(recorded.working, Ordering::Relaxed);
             line.over.store(u32::from(recorded.is_over), Ordering::Relaxed);
+            line.lease.store(*lease, Ordering::Release);
             line.at.store(now, Ordering::Release);
         }
-        lines.for_each(|line| line.lease.store(0, Ordering::Release));
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        memory::unmap_board(self.0);
     }
 }
 
@@ -223,9 +242,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("board");
         let [one, two, three] = [0; 3].map(|_| Board::join(&path).unwrap());
-        one.publish(11, &burst(30), 1);
-        two.publish(12, &burst(70), 2);
-        three.publish(12, &burst(70), 3); // a pod's second container
+        one.publish(11, &burst(30), 1, false);
+        two.publish(12, &burst(70), 2, false);
+        three.publish(12, &burst(70), 3, false); // a pod's second container
         let tenant = |lease, share, working| Tenant {
             lease,
             policy: Policy::Burst { share, ceiling: 100 },
@@ -239,7 +258,7 @@ mod tests {
         drop(three);
         drop(one);
         assert_eq!(two.read(0).1, [tenant(12, 70, 2)]);
-        two.publish(12, &Plan { frame: Frame::LONG, ..burst(70) }, 0);
+        two.publish(12, &Plan { frame: Frame::LONG, ..burst(70) }, 0, false);
         assert_eq!(two.read(0), (Frame::LONG, vec![Tenant { is_present: false, ..tenant(12, 70, 0) }]));
     }
 
@@ -248,7 +267,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("board");
         let (one, two) = (Board::join(&path).unwrap(), Board::join(&path).unwrap());
-        one.publish(11, &burst(30), 1);
+        one.publish(11, &burst(30), 1, false);
         // As if its process had been killed: the lock goes with its file, and the words stay.
         let line = one.own;
         let page = one.page;
@@ -267,29 +286,39 @@ mod tests {
         let uuid = [7; 16];
         let board = Board::join(&folder.path().join(name_of(&uuid))).unwrap();
         let meter = Recorder::open(folder.path(), &uuid).unwrap();
-        board.publish(11, &burst(30), 3);
+        board.publish(11, &burst(30), 3, false);
         let working = |now| board.read(now).1[0].working;
         assert_eq!(working(0), 3);
         let works = |working| Recorded { working, is_over: false };
-        meter.publish([(10, works(2)), (11, works(1))], 5_000);
-        assert_eq!([working(5_000), working(305_000), working(305_001)], [1, 1, 3]);
+        meter.publish(&[(10, works(2)), (11, works(1))], 5_000);
+        assert_eq!([working(5_000), working(1_005_000), working(1_005_001)], [1, 1, 3]);
+        // Others come and go, and each keeps its line.
+        let at = || board.page.recorded.iter().position(|line| line.lease.load(Ordering::Relaxed) == 11);
+        let before = at();
+        meter.publish(&[(11, works(1)), (10, works(2))], 5_000);
+        meter.publish(&[(11, works(2)), (12, works(5))], 5_000);
+        assert_eq!((at(), working(5_000)), (before, 2));
         // None worked, or more than the supervisor knows of: contexts that come and go.
-        meter.publish([(11, works(0))], 400_000);
+        meter.publish(&[(11, works(0))], 400_000);
         assert_eq!(working(400_000), 1);
-        meter.publish([(11, works(9))], 400_000);
+        meter.publish(&[(11, works(9))], 400_000);
         assert_eq!(working(400_000), 3);
-        meter.publish([], 400_000);
+        meter.publish(&[], 400_000);
         assert_eq!(working(400_000), 3);
-        board.publish(11, &burst(30), 0);
-        meter.publish([(11, works(1))], 400_000);
+        board.publish(11, &burst(30), 0, false);
+        meter.publish(&[(11, works(1))], 400_000);
         assert_eq!(working(400_000), 0, "it is not there");
         // Who is put before others is so while the record shows that he uses no more than his share.
         let latency = Plan { policy: Policy::Latency { share: 30 }, frame: Frame::SHORT };
-        board.publish(11, &latency, 1);
+        board.publish(11, &latency, 1, false);
         let policy = |now| board.read(now).1[0].policy.clone();
-        assert_eq!((policy(400_000), policy(800_000)), (latency.policy, burst(30).policy));
-        meter.publish([(11, Recorded { working: 1, is_over: true })], 400_000);
+        assert_eq!((policy(400_000), policy(1_400_001)), (latency.policy, burst(30).policy));
+        meter.publish(&[(11, Recorded { working: 1, is_over: true })], 400_000);
         assert_eq!(policy(400_000), burst(30).policy);
+        // Some of its work may be in the record under another's name.
+        meter.publish(&[(11, works(1))], 400_000);
+        board.publish(11, &burst(30), 3, true);
+        assert_eq!(working(400_000), 3);
     }
 
     #[test]
@@ -297,7 +326,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("board");
         let first = Board::join(&path).unwrap();
-        first.publish(11, &burst(30), 2);
+        first.publish(11, &burst(30), 2, false);
         let short = std::mem::offset_of!(Page, recorded);
         let bytes = std::fs::read(&path).unwrap()[..short].to_vec();
         let earlier = folder.path().join("earlier");

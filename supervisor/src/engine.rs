@@ -14,10 +14,10 @@ use crate::manager::{Manager, Subdevice, add_subdevice, class_of};
 pub struct Seat<F> {
     /// The client.
     pub client: u32,
-    /// Its process.
-    pub owner: u32,
-    /// A descriptor of that process, readable once it has ended.
+    /// A descriptor of the process that has it, readable once that has ended.
     pub watch: Option<F>,
+    /// The process that made it.
+    pub maker: Maker<F>,
     /// A copy of the client's file, which keeps the client until it is dropped; `None` where it cannot be
     /// had.
     pub file: Option<F>,
@@ -25,6 +25,17 @@ pub struct Seat<F> {
     pub device: u32,
     /// That device's subdevice; 0: none is known.
     pub subdevice: u32,
+}
+
+/// The process that made a client, whose name the card's own record has for all channels of the client.
+#[derive(Debug)]
+pub enum Maker<F> {
+    /// The client has no memory yet, by which it would be known.
+    Unknown,
+    /// This one, by a descriptor that is readable once it has ended.
+    Known(F),
+    /// One that has ended. Nobody can tell any more whose its name was.
+    Ended,
 }
 
 #[derive(Debug)]
@@ -248,7 +259,19 @@ impl<F> Engine<F> {
 
     /// The descriptors that are readable once a process here has ended.
     pub fn watched(&self) -> impl Iterator<Item = &F> {
-        self.members.iter().filter_map(|member| member.seat.watch.as_ref())
+        self.members.iter().flat_map(|member| member.seat.watch.iter().chain(member.seat.maker.known()))
+    }
+
+    /// Takes note of who made a client.
+    pub fn set_maker(&mut self, client: u32, maker: impl FnOnce() -> Maker<F>) {
+        if let Some(member) = self.members.iter_mut().find(|member| member.seat.client == client) {
+            member.seat.maker = maker();
+        }
+    }
+
+    /// Whether the card's own record may name others, or nobody, for some of the channels.
+    pub fn is_nameless(&self) -> bool {
+        self.members.iter().any(|member| matches!(member.seat.maker, Maker::Unknown))
     }
 
     /// The descriptors of processes whose channels could not be reached when they were last to run or stop.
@@ -259,15 +282,18 @@ impl<F> Engine<F> {
             .filter_map(|member| member.seat.watch.as_ref())
     }
 
-    /// Stops the channels of processes that have ended, and lets their clients go. Whoever else has such a
-    /// file has channels that run no more.
+    /// Stops the channels of processes that have ended, and of clients whose makers have, and lets the clients
+    /// go. Whoever else has such a file has channels that run no more.
     pub fn drop_ended<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
         (era, handles): (&Era, &mut Handles),
         has_ended: impl Fn(&F) -> bool,
     ) {
-        let has_ended = |member: &&mut Member<F>| member.seat.watch.as_ref().is_none_or(&has_ended);
+        let has_ended = |member: &&mut Member<F>| {
+            let Seat { watch, maker, .. } = &member.seat;
+            watch.as_ref().is_none_or(&has_ended) || maker.has_ended(&has_ended)
+        };
         for member in self.members.iter_mut().filter(has_ended) {
             let all: Vec<u32> = member.groups.iter().map(|group| group.handle).collect();
             let _ = member.set(manager, era, handles, &all, false);
@@ -336,6 +362,24 @@ impl<F> Engine<F> {
 /// engine's.
 fn runs(running: Running, number: Option<u32>, groups: u32) -> bool {
     number.map_or(running != Running::Paused, |number| running.includes(number, groups))
+}
+
+impl<F> Maker<F> {
+    fn known(&self) -> Option<&F> {
+        match self {
+            Self::Known(watch) => Some(watch),
+            Self::Unknown | Self::Ended => None,
+        }
+    }
+
+    /// Whether it is known to have ended.
+    pub fn has_ended(&self, has_ended: impl Fn(&F) -> bool) -> bool {
+        match self {
+            Self::Unknown => false,
+            Self::Known(watch) => has_ended(watch),
+            Self::Ended => true,
+        }
+    }
 }
 
 impl<F> Member<F> {

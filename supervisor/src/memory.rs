@@ -129,9 +129,16 @@ pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
 /// As mmap(2).
 pub(crate) fn map_board(file: impl AsFd) -> Result<&'static board::Page, Errno> {
     let page: *mut board::Page = sys::map(file, 0, 1)?;
-    // SAFETY: the mapping is never undone, all fields are atomics, and any bytes are valid values. The file
-    // was made long enough, and root alone may cut it.
+    // SAFETY: the mapping is undone by nobody who has the page still, all fields are atomics, and any bytes are
+    // valid values. The file was made long enough, and root alone may cut it.
     Ok(unsafe { &*page })
+}
+
+/// Undoes [`map_board`]. The caller has the only reference to the page, and drops it.
+pub(crate) fn unmap_board(page: &'static board::Page) {
+    let address = NonNull::from(page).cast();
+    // SAFETY: it is a whole mapping of this size, and nobody uses it any more.
+    let _ = unsafe { munmap(address, size_of::<board::Page>()) };
 }
 
 #[cfg(test)]

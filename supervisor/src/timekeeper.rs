@@ -138,7 +138,8 @@ impl Timekeeper {
         };
         // The time of one that is paused belongs to the others.
         let is_paused = page.is_paused();
-        self.board.publish(lease, &plan, if is_paused { 0 } else { engine.groups() });
+        let groups = if is_paused { 0 } else { engine.groups() };
+        self.board.publish(lease, &plan, groups, engine.is_nameless());
         let began = now();
         let (frame, tenants) = self.board.read(began);
         let card = Card { frame, tenants: &tenants };

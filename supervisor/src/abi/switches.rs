@@ -103,6 +103,8 @@ pub mod record {
     /// timestamp, u64: nanoseconds of the card's clock.
     pub const TIME: usize = HEADER + 16;
 
+    /// NV_EVENT_BUFFER_FECS_CTXSWTAG_CTXSW_REQ_BY_HOST, which tells nothing of who has it.
+    pub const OTHER: u8 = 1;
     /// NV_EVENT_BUFFER_FECS_CTXSWTAG_SIMPLE_START: a context has the engine from now on.
     pub const START: u8 = 6;
     /// NV_EVENT_BUFFER_FECS_CTXSWTAG_SIMPLE_END: it has no more.

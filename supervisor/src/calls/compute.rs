@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::allocate::COPY_GROUP;
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Kind, Status};
-use crate::books::{Gpu, MOST_GPUS, Object};
-use crate::engine::{Engine, Seat};
+use crate::books::{Client, Gpu, MOST_GPUS, Object};
+use crate::engine::{Engine, Maker, Seat};
 use crate::manager::Manager;
 
 /// The container's part of each GPU's engine, which those share who decide about calls and who keep time.
@@ -75,6 +75,12 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         if copy.is_none() {
             return Err(Status::INSUFFICIENT_RESOURCES); // the supervisor has no descriptor left
         }
+        // Its work would be nobody's in the card's own record. Libraries leave their clients to nobody.
+        if let Some(Client { owner: Some(maker), .. }) = self.books.client(channel.client)
+            && !self.processes.lives(maker)
+        {
+            return Err(Status::INSUFFICIENT_PERMISSIONS);
+        }
         self.enter_engine(channel, call.process, copy);
         Ok(())
     }
@@ -86,14 +92,14 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         let copies = group.is_some_and(|group| group.cost == COPY_GROUP);
         let device = group.map_or(parent, |group| group.parent);
         let subdevice = self.books.subdevice_of(client, device).map_or(0, |known| known.handle);
-        let watch = self.processes.watch(owner);
+        let (watch, maker) = (self.processes.watch(owner), self.maker_of(client));
         let Some(compute) = &self.compute else { return };
         let group = group.map_or(channel.handle, |group| group.handle);
         let mut engine = compute.engines.on(gpu);
         engine.add(client, (group, channel.handle), copies, || Seat {
             client,
-            owner,
             watch,
+            maker,
             file,
             device,
             subdevice,
@@ -108,6 +114,23 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
         drop(engine);
         (compute.wake)(gpu);
+    }
+
+    /// The process that made a client.
+    fn maker_of(&self, client: u32) -> Maker<M::File> {
+        match self.books.client(client).and_then(|client| client.owner) {
+            None => Maker::Unknown,
+            Some(owner) => self.processes.watch(owner).map_or(Maker::Ended, Maker::Known),
+        }
+    }
+
+    /// Takes note that it is known who made a client.
+    pub(super) fn note_maker(&mut self, client: u32) {
+        let Some(compute) = &self.compute else { return };
+        for (gpu, mut engine) in compute.engines.all().filter(|(_, engine)| engine.has_client(client)) {
+            engine.set_maker(client, || self.maker_of(client));
+            (compute.wake)(gpu);
+        }
     }
 
     /// Performs what frees `tree`, and what else is below `handle`, while nobody stops or starts channels.

@@ -38,7 +38,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let owner = self.find_owner(object, (&[call.process], FEW_QUESTIONS), call, file);
         let owner = owner.or_else(|| self.find_owner(object, (&all, QUESTIONS), call, file));
         owner.into_iter().for_each(|owner| self.processes.remember(owner));
-        owner.is_some_and(|owner| self.books.note_client(&Client { owner: Some(owner), ..client }).is_ok())
+        let is_noted = owner
+            .is_some_and(|owner| self.books.note_client(&Client { owner: Some(owner), ..client }).is_ok());
+        if is_noted {
+            self.note_maker(client.handle);
+        }
+        is_noted
     }
 
     fn find_owner(

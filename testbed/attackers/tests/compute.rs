@@ -235,6 +235,33 @@ fn who_has_the_file_of_a_process_that_ended_has_channels_that_run_no_more() {
 }
 
 #[test]
+fn who_hides_behind_a_client_of_a_process_that_ended_gets_no_channel_and_keeps_none() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let [maker, user] = PROGRAMS;
+    // The card's own record has the maker's name for all channels of a client.
+    let client = tested.world.client(maker);
+    tested.world.files.insert(user, maker);
+    let mut parameters = [0; 20];
+    put(&mut parameters, channel_group::ENGINE, &1_u32.to_ne_bytes());
+    let group = tested.world.allocate(user, GROUP, [client, DEVICE, 0], &parameters).expect("a group");
+    let channel = tested.channel(user, client, group);
+    assert!(tested.engines.on(0).is_nameless(), "whose it is can be known by its memory alone");
+    assert!(tested.world.memory(user, client, 0, 1 << 20).is_ok());
+    assert!(!tested.engines.on(0).is_nameless());
+    tested.world.leave(maker);
+    let channel_of = |tested: &mut Tested<'_>| {
+        tested.world.allocate(user, CHANNEL, [client, group, 0], &vec![0; era().channel])
+    };
+    assert_eq!(channel_of(&mut tested), Err(0x1b));
+    let mut manager = Performed::new(&tested.world.manager);
+    let handles = &mut tested.handles;
+    tested.engines.on(0).drop_ended(&mut manager, (era(), handles), |pid| *pid == u64::from(maker));
+    assert_eq!(tested.runs(client, channel), Some(false));
+    assert!(tested.engines.on(0).is_empty());
+}
+
+#[test]
 fn a_channel_without_a_group_is_charged_the_group_that_rm_makes_for_it() {
     let mut ground = Ground::new(1 << 10);
     let mut tested = Tested::on(&mut ground);
