@@ -21,6 +21,8 @@ pub enum Kind {
     End(Holder),
     /// Nobody has: the engine was reset.
     Reset,
+    /// Something that changes nothing of that. It has a number like the others.
+    Other,
 }
 
 /// A line of the record.
@@ -46,7 +48,7 @@ impl Event {
             record::START => Kind::Start(holder),
             record::END => Kind::End(holder),
             record::RESET => Kind::Reset,
-            _ => return None,
+            _ => Kind::Other,
         };
         let sequence = u16::from_ne_bytes([line[record::SEQUENCE], line[record::SEQUENCE + 1]]);
         Some(Self { kind, at: u64_at(line, record::TIME), sequence })
@@ -59,6 +61,7 @@ impl Event {
             Kind::Start(holder) => (record::START, holder),
             Kind::End(holder) => (record::END, holder),
             Kind::Reset => (record::RESET, Holder { pid: 0, context: 0 }),
+            Kind::Other => (record::OTHER, Holder { pid: 0, context: 0 }),
         };
         line[..2].copy_from_slice(&record::TYPE.to_ne_bytes());
         line[record::TAG] = tag;
@@ -85,8 +88,8 @@ mod tests {
             other[0] = 1; // a record of video engines
             assert_eq!(Event::read(&other), None);
             other = line;
-            other[record::TAG] = 1; // a detail that only the kernel's own readers get
-            assert_eq!(Event::read(&other), None);
+            other[record::TAG] = record::OTHER;
+            assert_eq!(Event::read(&other), Some(Event { kind: Kind::Other, ..event }));
         }
     }
 }

@@ -38,6 +38,11 @@ impl Engine {
         Self { settled: moment, ..Self::default() }
     }
 
+    /// Who has it, as far as time has been given.
+    pub fn holder(&self) -> Option<Holder> {
+        self.holder
+    }
+
     /// Takes a line of the record. What comes in the wrong order counts from the last one on.
     pub fn note(&mut self, event: Event) {
         // A switch has two lines. Whether both have its number, or each one of its own, is not documented.
@@ -78,6 +83,7 @@ impl Engine {
                 }
                 // The end of one whose beginning was lost.
                 Kind::End(holder) if self.holder != Some(holder) => self.holder,
+                Kind::Other => self.holder,
                 Kind::End(_) | Kind::Reset => None,
             };
         }
@@ -164,6 +170,17 @@ mod tests {
         let missing = sum(&whole) - sum(&torn);
         assert_eq!(missing, 3 * (10 * MS - MS / 5));
         assert!(torn.by.iter().all(|(holder, time)| *time <= whole.by[holder]), "{torn:?}");
+    }
+
+    #[test]
+    fn a_line_that_is_not_about_who_has_the_engine_is_not_lost_and_changes_nothing() {
+        let mut engine = Engine::since(0);
+        let kinds = [Kind::Start(holder(1)), Kind::Other, Kind::Other, Kind::End(holder(1))];
+        for (sequence, kind) in (1..).zip(kinds) {
+            engine.note(Event { kind, at: u64::from(sequence) * MS, sequence });
+        }
+        let held = engine.settle(10 * MS);
+        assert_eq!((held.by[&holder(1)], held.lost), (3 * MS, 0));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpushare_config::Meter;
 use gpushare_inject::boards;
@@ -17,6 +17,9 @@ use super::owner::Owners;
 use super::record::Record;
 use crate::clock::Clock;
 
+/// After which time a record is tried again that could not be begun, or went silent.
+const RETRY: Duration = Duration::from_secs(60);
+
 /// A GPU on which somebody holds a share.
 pub struct Metered<'a> {
     /// When the driver last told samples, or that there are none.
@@ -29,6 +32,8 @@ pub struct Metered<'a> {
     pub written: Option<Instant>,
     /// Its own record of context switches, where it keeps one.
     record: Option<Record>,
+    /// When it was last tried to begin it.
+    tried: Instant,
     /// Whether samples of the time before the record have been counted.
     is_begun: bool,
     /// Whether the record told the time last.
@@ -50,11 +55,21 @@ impl<'a> Metered<'a> {
             account,
             written: None,
             record,
+            tried: Instant::now(),
             is_begun: false,
             is_by_record: false,
             over: BTreeSet::new(),
             board: None,
             ended: None,
+        }
+    }
+
+    /// Begins the record anew where there is none and some time has passed: the driver may have been in
+    /// somebody's way.
+    pub fn try_record(&mut self, begin: impl FnOnce(GpuUuid) -> Option<Record>) {
+        if self.record.is_none() && self.tried.elapsed() >= RETRY {
+            self.record = begin(self.gpu.uuid());
+            self.tried = Instant::now();
         }
     }
 
@@ -68,9 +83,14 @@ impl<'a> Metered<'a> {
         let is_begun = std::mem::replace(&mut self.is_begun, true);
         // It is read in any case, so that no time is counted twice later.
         let used = self.record.as_mut().map(|record| record.spent(|| self.gpu.load(), clock));
-        if used == Some(None) {
-            tracing::warn!(%gpu, "its record cannot be read any more: GPU time is that of NVML's samples");
+        let is_over = match (&used, &mut self.record) {
+            (Some(Some(_)), Some(record)) => record.is_silent(&mut self.gpu, clock),
+            (used, _) => used.is_some(),
+        };
+        if is_over {
+            tracing::warn!(%gpu, "its record tells nothing any more: GPU time is that of NVML's samples");
             self.record = None;
+            self.tried = Instant::now();
         }
         // The driver's windows end together, and no window ends so soon after another.
         let is_due = self.ended.is_none_or(|before| before.elapsed() >= self.account.period() / 2);
@@ -134,8 +154,8 @@ impl<'a> Metered<'a> {
                 working: counts.get(&lease.id).copied().unwrap_or(0),
                 is_over: self.over.contains(&lease.id),
             };
-            let all = on(gpu, leases).map(|lease| (lease.id, recorded(lease)));
-            board.publish(all, clock.monotonic / 1000);
+            let all: Vec<_> = on(gpu, leases).map(|lease| (lease.id, recorded(lease))).collect();
+            board.publish(&all, clock.monotonic / 1000);
         }
     }
 }
@@ -145,8 +165,15 @@ fn on(gpu: GpuUuid, leases: &[Lease]) -> impl Iterator<Item = &Lease> {
     leases.iter().filter(move |lease| lease.grants.iter().any(|grant| grant.gpu == gpu))
 }
 
-/// Begins the record of a GPU; `None` where there is none, and its time is that of NVML's samples.
-pub fn record_of(node: &Node, settings: &Meter, gpu: GpuUuid, clock: Clock) -> Option<Record> {
+/// Begins the record of a GPU; `None` where there is none, and its time is that of NVML's samples. Why is said
+/// the first time.
+pub fn record_of(
+    node: &Node,
+    settings: &Meter,
+    gpu: GpuUuid,
+    clock: Clock,
+    is_first: bool,
+) -> Option<Record> {
     let files = settings.record.as_ref()?;
     let found = node.gpus.iter().find(|found| found.uuid == gpu)?;
     match Record::open(node, files, found, clock) {
@@ -155,7 +182,9 @@ pub fn record_of(node: &Node, settings: &Meter, gpu: GpuUuid, clock: Clock) -> O
             Some(record)
         }
         Err(why) => {
-            tracing::info!(%gpu, %why, "GPU time is that of NVML's samples");
+            if is_first {
+                tracing::info!(%gpu, %why, "GPU time is that of NVML's samples");
+            }
             None
         }
     }

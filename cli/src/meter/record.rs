@@ -14,7 +14,8 @@ use gpushare_residency::reader::{DELAY, Reader, Unavailable};
 use gpushare_residency::time::{Engine, Held};
 use gpushare_supervisor::abi::Era;
 
-use super::windows::Spent;
+use super::driver::Gpu as Driver;
+use super::windows::{Sample, Spent};
 use crate::clock::Clock;
 
 /// How often the GPU's clock is compared with this machine's: they drift by some parts in a million.
@@ -27,6 +28,12 @@ const STEP: u128 = 20_000_000;
 const WEIGHED: Duration = Duration::from_millis(160);
 
 const SECOND: u64 = 1_000_000_000;
+
+/// After how many nanoseconds without a line somebody looks whether the record is silent.
+const SILENT: u64 = 10 * SECOND;
+
+/// From how many per cent on a process, or the GPU, is at work.
+const WORKS: u32 = 10;
 
 /// A context that had the GPU within this time counts as one that works, in nanoseconds. Who rests for so long
 /// and then begins with many contexts has too much for the 0.2 s until the record tells.
@@ -51,6 +58,8 @@ pub struct Record {
     second: VecDeque<(u64, Vec<Spent>)>,
     /// When lines were lost last.
     torn: Option<u64>,
+    /// When the last line came, or somebody looked why none did, in nanoseconds of the monotonic clock.
+    heard: u64,
     /// NVML's last word, and when it was asked.
     load: Load,
     weighed: Option<Instant>,
@@ -105,6 +114,7 @@ impl Record {
             recent: BTreeMap::new(),
             second: VecDeque::new(),
             torn: None,
+            heard: clock.monotonic,
             load: Load::default(),
             weighed: None,
         })
@@ -124,8 +134,11 @@ impl Record {
                 self.torn = Some(self.settled);
             }
         }
-        let Self { reader, engine, .. } = self;
-        let dropped = reader.read(|event| engine.note(event));
+        let Self { reader, engine, heard, .. } = self;
+        let dropped = reader.read(|event| {
+            *heard = clock.monotonic;
+            engine.note(event);
+        });
         if dropped > 0 {
             engine.lose(dropped);
         }
@@ -154,6 +167,17 @@ impl Record {
         Some(Use { spent, until: clock.stamp(until) })
     }
 
+    /// Whether no line comes although somebody works who does not have the GPU by the last one.
+    pub fn is_silent(&mut self, gpu: &mut Driver<'_>, clock: Clock) -> bool {
+        if clock.monotonic.saturating_sub(self.heard) < SILENT || self.load.busy.unwrap_or(0) < WORKS {
+            return false;
+        }
+        self.heard = clock.monotonic;
+        let samples = gpu.samples(clock.stamp(clock.monotonic.saturating_sub(SILENT))).unwrap_or_default();
+        let holder = self.engine.holder().map(|holder| holder.pid);
+        is_another_at_work(&samples, holder)
+    }
+
     /// The GPU's clock at a moment of the monotonic one.
     fn on_gpu(&self, moment: u64) -> u64 {
         u64::try_from(i128::from(moment) + self.ahead).unwrap_or(0)
@@ -179,6 +203,16 @@ impl Record {
     }
 }
 
+/// Whether a process other than this one worked for a good part of these samples.
+fn is_another_at_work(samples: &[Sample], holder: Option<u32>) -> bool {
+    let mut by: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+    for sample in samples.iter().filter(|sample| Some(sample.pid) != holder) {
+        let (sum, count) = by.entry(sample.pid).or_default();
+        (*sum, *count) = (sum.saturating_add(sample.percent), *count + 1);
+    }
+    by.values().any(|(sum, count)| *sum >= WORKS * count)
+}
+
 /// The time of processes in a stretch of `length` nanoseconds.
 fn by_process(held: &Held, length: u64, load: Load) -> Vec<Spent> {
     let mut by: BTreeMap<u32, u64> = BTreeMap::new();
@@ -192,7 +226,9 @@ fn by_process(held: &Held, length: u64, load: Load) -> Vec<Spent> {
         by.insert(pid, length);
     }
     // All together worked for no longer than the GPU did: one that rests keeps it until another comes.
-    let busy = u64::from(load.busy.unwrap_or(100).min(100));
+    // Where NVML does not tell, who is alone may rest.
+    let busy = load.busy.unwrap_or(if held.is_contested { 100 } else { 0 });
+    let busy = u64::from(busy.min(100));
     let (most, all) = (length / 100 * busy, by.values().sum::<u64>());
     if all > most {
         let part = |time: u64| u128::from(time) * u128::from(most) / u128::from(all);
@@ -230,12 +266,21 @@ mod tests {
         let one = held(&[(7, 1, 100_000)], false);
         assert_eq!(by_process(&one, 100_000, idle), []);
         assert_eq!(by_process(&one, 100_000, seen(Some(25), None)), [spent(7, 25_000)]);
-        assert_eq!(by_process(&one, 100_000, seen(None, None)), [spent(7, 100_000)]);
+        assert_eq!(by_process(&one, 100_000, seen(None, None)), []);
         // It was there before the record.
         let none = held(&[], false);
         assert_eq!(by_process(&none, 100_000, seen(Some(50), Some(9))), [spent(9, 50_000)]);
         assert_eq!(by_process(&none, 100_000, seen(Some(50), None)), []);
         let torn = Held { lost: 5, ..none };
         assert_eq!(by_process(&torn, 100_000, seen(Some(50), Some(9))), []);
+    }
+
+    #[test]
+    fn a_record_is_silent_where_another_works_than_who_has_the_gpu_by_it() {
+        let sample = |pid, percent| Sample { pid, stamp: 0, percent };
+        let samples = [sample(7, 90), sample(8, 0), sample(7, 0), sample(8, 3)];
+        assert!(!is_another_at_work(&samples, Some(7)));
+        assert!(is_another_at_work(&samples, Some(8)) && is_another_at_work(&samples, None));
+        assert!(!is_another_at_work(&[], None));
     }
 }

@@ -199,7 +199,7 @@ impl<'a> Session<'a> {
                 Ok(device) => {
                     let gpu = Gpu::new(device, grant.gpu);
                     let account = Account::new(&before, gpu.period(), clock);
-                    let record = record_of(self.node, &self.settings, grant.gpu, clock);
+                    let record = record_of(self.node, &self.settings, grant.gpu, clock, true);
                     self.gpus.insert(grant.gpu, Metered::new(gpu, account, record));
                 }
                 Err(error) => tracing::warn!(gpu = %grant.gpu, %error, "NVML cannot open a GPU"),
@@ -233,6 +233,7 @@ impl<'a> Session<'a> {
         }
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
+            metered.try_record(|gpu| record_of(self.node, &self.settings, gpu, clock, false));
             let ended = metered.count(clock, &mut self.owners, &self.leases);
             if ended {
                 let state = self.state;
