@@ -10,6 +10,7 @@ use toml::{Table, Value};
 use toml_edit::{DocumentMut, Item, TableLike};
 
 use crate::configure::default_share;
+use crate::doctor;
 use crate::failure::Failure;
 use crate::file::{self, FileChange};
 use crate::table;
@@ -103,7 +104,13 @@ fn change(key: &str, value: Option<&str>) -> Result<()> {
     }
     let state = if is_new { "is now" } else { "is already" };
     let made = if is_made { ", which is new" } else { "" };
-    Ok(table::line(&format!("{key} {state} {want} ({}{made})", path.display()))?)
+    table::line(&format!("{key} {state} {want} ({}{made})", path.display()))?;
+    if key.starts_with("supervisor.")
+        && let Some(why) = doctor::misses_supervisors(&Config::load()?)
+    {
+        eprintln!("gpushare: a supervisor {why}");
+    }
+    Ok(())
 }
 
 /// The shipped value of a key that there is.

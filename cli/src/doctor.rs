@@ -323,6 +323,14 @@ fn supervisor(wanted: SupervisorMode, program: &Path, node: &Node) -> Finding {
     }
 }
 
+/// What keeps supervisors from what these settings have them hold on this node; `None` where nothing does, or
+/// there is no node.
+pub fn misses_supervisors(config: &Config) -> Option<String> {
+    let node = Node::open(&config.roots).ok()?;
+    let Finding { verdict, text, .. } = supervisor(config.supervisor_mode, &config.paths.supervisor, &node);
+    (!matches!(verdict, Verdict::Ok)).then_some(text)
+}
+
 /// Containers whose supervisor has ended: the driver's calls fail there.
 fn lost_supervisors(state: &StateFolder) -> Option<Finding> {
     let leases = Store::open(state.path()).ok()?.leases().ok()?;

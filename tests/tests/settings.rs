@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
+use gpushare_tests::artifacts;
 use gpushare_tests::bundle::Bundle;
 use gpushare_tests::leases::cli;
 use gpushare_tests::needs::{Need, met};
@@ -35,6 +36,21 @@ fn a_setting_is_changed_in_place_or_not_at_all() {
     assert!(read(&config).contains("\n[rules]\nidle = \"30m\"\n"), "{}", read(&config));
     let _ = said(&["config", "unset", "rules.idle"]);
     assert_eq!(said(&["config", "get", "rules.idle"]), "\n");
+
+    // A setting that no supervisor can follow here says so at once.
+    for (program, want) in [
+        (
+            Path::new("/nowhere"),
+            "its program /nowhere is not there (paths.supervisor); every share is refused",
+        ),
+        (&artifacts::supervisor(), ""),
+    ] {
+        let _ = said(&["config", "set", "paths.supervisor", &program.display().to_string()]);
+        let told = cli(&config, &["config", "set", "supervisor.mode", "required"]);
+        assert!(told.success() && told.stderr.contains(want), "{told:?}");
+        assert_eq!(told.stderr.is_empty(), want.is_empty(), "{told:?}");
+    }
+    let _ = said(&["config", "unset", "supervisor.mode"]);
 
     let whole = read(&config);
     for (args, code, word) in [
