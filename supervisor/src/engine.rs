@@ -271,7 +271,7 @@ impl<F> Engine<F> {
 
     /// Whether the card's own record may name others, or nobody, for some of the channels.
     pub fn is_nameless(&self) -> bool {
-        self.members.iter().any(|member| matches!(member.seat.maker, Maker::Unknown))
+        self.members.iter().any(|member| !matches!(member.seat.maker, Maker::Known(_)))
     }
 
     /// The descriptors of processes whose channels could not be reached when they were last to run or stop.
@@ -290,15 +290,22 @@ impl<F> Engine<F> {
         (era, handles): (&Era, &mut Handles),
         has_ended: impl Fn(&F) -> bool,
     ) {
-        let has_ended = |member: &&mut Member<F>| {
-            let Seat { watch, maker, .. } = &member.seat;
-            watch.as_ref().is_none_or(&has_ended) || maker.has_ended(&has_ended)
-        };
-        for member in self.members.iter_mut().filter(has_ended) {
+        for member in &mut self.members {
+            let is_left = member.seat.watch.as_ref().is_none_or(&has_ended);
+            if !is_left && !member.seat.maker.has_ended(&has_ended) {
+                continue;
+            }
             let all: Vec<u32> = member.groups.iter().map(|group| group.handle).collect();
-            let _ = member.set(manager, era, handles, &all, false);
-            member.channels.clear();
-            self.is_settled &= !matches!(self.running, Running::Turn { .. });
+            let is_stopped = member.set(manager, era, handles, &all, false).is_some();
+            // While a process has them, they are tried again, and have their place in the schedule.
+            member.seat.maker = Maker::Ended;
+            member.is_reached = is_stopped;
+            if is_left || is_stopped {
+                member.channels.clear();
+                self.is_settled &= !matches!(self.running, Running::Turn { .. });
+            } else {
+                self.is_settled = false;
+            }
         }
         self.members.retain(|member| !member.channels.is_empty());
         self.is_settled |= self.is_empty();

@@ -173,7 +173,9 @@ impl Record {
             return false;
         }
         self.heard = clock.monotonic;
-        let samples = gpu.samples(clock.stamp(clock.monotonic.saturating_sub(SILENT))).unwrap_or_default();
+        // Samples of the time before reach into it.
+        let since = clock.stamp(clock.monotonic.saturating_sub(SILENT / 2));
+        let samples = gpu.samples(since).unwrap_or_default();
         let holder = self.engine.holder().map(|holder| holder.pid);
         is_another_at_work(&samples, holder)
     }

@@ -125,7 +125,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
     }
 
     /// Takes note that it is known who made a client.
-    pub(super) fn note_maker(&mut self, client: u32) {
+    pub(super) fn tell_engines_maker(&mut self, client: u32) {
         let Some(compute) = &self.compute else { return };
         for (gpu, mut engine) in compute.engines.all().filter(|(_, engine)| engine.has_client(client)) {
             engine.set_maker(client, || self.maker_of(client));

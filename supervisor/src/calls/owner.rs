@@ -41,7 +41,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let is_noted = owner
             .is_some_and(|owner| self.books.note_client(&Client { owner: Some(owner), ..client }).is_ok());
         if is_noted {
-            self.note_maker(client.handle);
+            self.tell_engines_maker(client.handle);
         }
         is_noted
     }
