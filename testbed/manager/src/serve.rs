@@ -60,6 +60,8 @@ struct Mappings {
     opened: HashMap<u64, u64>,
     /// The memory behind an inode, by client and handle.
     memories: HashMap<u64, (u32, u32)>,
+    /// The report that each open file of figures reads.
+    reports: HashMap<u64, Vec<u8>>,
 }
 
 /// Mounts the files of `manager` at `folder` until the session is dropped.
@@ -262,6 +264,7 @@ impl Filesystem for Files {
     ) {
         self.locked().close(file.0);
         let mut mappings = locked(&self.mappings);
+        let _ = mappings.reports.remove(&file.0);
         if let Some(inode) = mappings.opened.remove(&file.0) {
             mappings.memories.remove(&inode);
         }
@@ -272,7 +275,7 @@ impl Filesystem for Files {
         &self,
         _request: &Request,
         inode: INodeNo,
-        _file: FileHandle,
+        file: FileHandle,
         offset: u64,
         size: u32,
         _flags: OpenFlags,
@@ -281,7 +284,15 @@ impl Filesystem for Files {
     ) {
         let mapped = locked(&self.mappings).memories.get(&inode.0).copied();
         let all = match (inode.0, mapped) {
-            (FIGURES_FILE, _) => self.locked().report().into_bytes(),
+            // A reader's parts are of one text, although figures change in between.
+            (FIGURES_FILE, _) if offset > 0 => {
+                locked(&self.mappings).reports.get(&file.0).cloned().unwrap_or_default()
+            }
+            (FIGURES_FILE, _) => {
+                let report = self.locked().report().into_bytes();
+                locked(&self.mappings).reports.insert(file.0, report.clone());
+                report
+            }
             (_, Some((client, handle))) => {
                 let mut bytes = self.locked().host_memory(client, handle).unwrap_or_default().to_vec();
                 bytes.resize(usize::try_from(MOST_MAPPED).unwrap_or(0), 0);
