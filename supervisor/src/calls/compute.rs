@@ -157,15 +157,6 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         Ok(status)
     }
 
-    /// Forgets the channels of a client that is gone.
-    pub(super) fn forget_channels(&mut self, client: u32) {
-        let Some(compute) = &self.compute else { return };
-        for (gpu, mut engine) in compute.engines.all() {
-            engine.remove(client, client);
-            (compute.wake)(gpu);
-        }
-    }
-
     /// The subdevice by which a client's channels are stopped.
     pub(super) fn timekeepers_subdevice(&self, client: u32, device: u32) -> Option<u32> {
         self.compute.as_ref()?.engines.all().find_map(|(_, engine)| engine.subdevice(client, device))

@@ -265,7 +265,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(bytes - gone));
             orphaned += gone;
             on_gpu().for_each(|object| self.books.remove(object.client, object.handle));
-            self.forget_channels(client);
+            // Its channels are still stopped: another process may have the client, and work with it.
             let rest = self.books.tree(client, client);
             if rest.iter().all(|object| object.gpu.is_none()) {
                 rest.iter().for_each(|object| self.books.remove(object.client, object.handle));

@@ -262,6 +262,24 @@ fn who_hides_behind_a_client_of_a_process_that_ended_gets_no_channel_and_keeps_n
 }
 
 #[test]
+fn who_works_with_a_client_stays_in_the_schedule_when_another_who_had_it_ends() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let [other, user] = PROGRAMS;
+    let client = tested.world.client(other);
+    tested.world.files.insert(user, other);
+    let mut parameters = [0; 20];
+    put(&mut parameters, channel_group::ENGINE, &1_u32.to_ne_bytes());
+    let group = tested.world.allocate(user, GROUP, [client, DEVICE, 0], &parameters).expect("a group");
+    let channel = tested.channel(user, client, group);
+    tested.world.leave(other);
+    let _ = tested.world.supervisor.look();
+    assert_eq!(tested.engines.on(0).groups(), 1);
+    assert!(tested.set(false));
+    assert_eq!(tested.runs(client, channel), Some(false));
+}
+
+#[test]
 fn a_channel_without_a_group_is_charged_the_group_that_rm_makes_for_it() {
     let mut ground = Ground::new(1 << 10);
     let mut tested = Tested::on(&mut ground);
