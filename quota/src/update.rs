@@ -67,9 +67,11 @@ pub(crate) fn changed(
     load: impl Fn(GpuUuid) -> GpuLoad,
     rules: &Admission,
 ) -> Result<Lease, Refusal> {
-    let policy = changes.iter().rev().find_map(|one| one.compute_policy).unwrap_or(lease.compute_policy);
+    let stated = changes.iter().rev().find_map(|one| one.compute_policy);
+    let policy = stated.unwrap_or(lease.compute_policy);
     let is_before = is_before_others(lease.enforcement, policy);
-    if policy == ComputePolicy::Latency && !is_before {
+    // A claim's lease keeps what was asked for, however its containers are held.
+    if stated == Some(ComputePolicy::Latency) && !is_before {
         return Err(Refusal::LatencyWithoutSupervisor);
     }
     if is_before && (lease.ceiling < Cores::ALL || lease.grants.iter().any(|grant| grant.cores.is_none())) {

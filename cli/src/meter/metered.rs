@@ -84,7 +84,7 @@ impl<'a> Metered<'a> {
         // It is read in any case, so that no time is counted twice later.
         let used = self.record.as_mut().map(|record| record.spent(|| self.gpu.load(), clock));
         let is_over = match (&used, &mut self.record) {
-            (Some(Some(_)), Some(record)) => record.is_silent(&mut self.gpu, clock),
+            (Some(Some(_)), Some(record)) => !is_mps && record.is_silent(&mut self.gpu, clock),
             (used, _) => used.is_some(),
         };
         if is_over {

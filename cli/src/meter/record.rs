@@ -176,7 +176,8 @@ impl Record {
         // Samples of the time before reach into it.
         let since = clock.stamp(clock.monotonic.saturating_sub(SILENT / 2));
         let samples = gpu.samples(since).unwrap_or_default();
-        let holder = self.engine.holder().map(|holder| holder.pid);
+        // Who had it before the record began is in no line of it.
+        let holder = self.engine.holder().map(|holder| holder.pid).or(self.load.lone);
         is_another_at_work(&samples, holder)
     }
 
