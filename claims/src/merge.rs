@@ -242,8 +242,8 @@ impl<'a> Merge<'a> {
             if stated == Some(ComputePolicy::Latency) && request.mode != Mode::Exclusive {
                 let (share, most) = (request.cores.unwrap_or(crate::Cores::ALL), request.burst);
                 self.note(format!(
-                    "compute-policy=latency counts as {}: it has {} percent of compute and may use {}; latency needs \
-                     less than all, and no ceiling",
+                    "compute-policy=latency counts as {}: it has {} percent of compute and may use {}; latency \
+                     needs less than all, and no ceiling",
                     request.compute_policy.name(),
                     share.percent(),
                     most.unwrap_or(share).percent(),

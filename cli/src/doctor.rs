@@ -323,8 +323,8 @@ fn supervisor(wanted: SupervisorMode, program: &Path, node: &Node) -> Finding {
     }
 }
 
-/// What keeps supervisors from what these settings have them hold on this node; `None` where nothing does, or
-/// there is no node.
+/// Says what keeps supervisors from holding shares on this node, as these settings ask; `None` where nothing
+/// does, or there is no node.
 pub fn misses_supervisors(config: &Config) -> Option<String> {
     let node = Node::open(&config.roots).ok()?;
     let Finding { verdict, text, .. } = supervisor(config.supervisor_mode, &config.paths.supervisor, &node);

@@ -38,7 +38,7 @@ impl Engine {
         Self { settled: moment, ..Self::default() }
     }
 
-    /// Who has it, as far as time has been given.
+    /// Returns who has it, as far as time has been given.
     pub fn holder(&self) -> Option<Holder> {
         self.holder
     }

@@ -34,7 +34,7 @@ pub enum Maker<F> {
     Unknown,
     /// This one, by a descriptor that is readable once it has ended.
     Known(F),
-    /// One that has ended. Nobody can tell any more whose its name was.
+    /// Ended: nobody can tell any more whose its name was.
     Ended,
 }
 
@@ -297,7 +297,7 @@ impl<F> Engine<F> {
             }
             let all: Vec<u32> = member.groups.iter().map(|group| group.handle).collect();
             let is_stopped = member.set(manager, era, handles, &all, false).is_some();
-            // While a process has them, they are tried again, and have their place in the schedule.
+            // Tried again while a process has them.
             member.seat.maker = Maker::Ended;
             member.is_reached = is_stopped;
             if is_left || is_stopped {
@@ -332,10 +332,13 @@ impl<F> Engine<F> {
         for starts in [false, true] {
             let mut first = 0;
             for member in &mut self.members {
+                // Never starts, and is stopped again while it could not be.
+                let is_over = matches!(member.seat.maker, Maker::Ended);
                 let numbered = member.numbered(&mut first);
-                let chosen = numbered
-                    .into_iter()
-                    .filter(|(at, _)| is_new(*at) && runs(running, *at, groups) == starts);
+                let chosen = numbered.into_iter().filter(|(at, _)| match is_over {
+                    true => !starts,
+                    false => is_new(*at) && runs(running, *at, groups) == starts,
+                });
                 let chosen: Vec<u32> = chosen.map(|(_, group)| group.handle).collect();
                 let calls = member.set(manager, era, handles, &chosen, starts);
                 member.is_reached &= calls.is_some();

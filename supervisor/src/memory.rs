@@ -129,8 +129,8 @@ pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
 /// As mmap(2).
 pub(crate) fn map_board(file: impl AsFd) -> Result<&'static board::Page, Errno> {
     let page: *mut board::Page = sys::map(file, 0, 1)?;
-    // SAFETY: the mapping is undone by nobody who has the page still, all fields are atomics, and any bytes are
-    // valid values. The file was made long enough, and root alone may cut it.
+    // SAFETY: the mapping is undone by nobody who has the page still, all fields are atomics, and any bytes
+    // are valid values. The file was made long enough, and root alone may cut it.
     Ok(unsafe { &*page })
 }
 
