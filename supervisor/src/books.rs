@@ -84,20 +84,46 @@ pub struct Client {
     /// The file's number there.
     pub fd: i32,
     /// The process that made it, and for which RM counts its memory, once that is known.
-    pub owner: Option<u32>,
+    pub owner: Option<Owner>,
+}
+
+/// The process that made a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its number.
+    pub pid: u32,
+    /// What tells it from later processes of the same number, if that is known: never 0.
+    pub birth: Option<u32>,
+}
+
+impl Owner {
+    /// Of a record's number.
+    fn of(number: u64) -> Option<Self> {
+        let some = |number: u64| u32::try_from(number).ok().filter(|one| *one != 0);
+        Some(Self { pid: some(number & u64::from(u32::MAX))?, birth: some(number >> 32) })
+    }
+
+    fn number(self) -> u64 {
+        u64::from(self.birth.unwrap_or(0)) << 32 | u64::from(self.pid)
+    }
 }
 
 impl Client {
     /// The client of a record, if it is one's.
     fn of(object: &Object) -> Option<Self> {
         let fd = u32::try_from(object.bytes).ok()?.cast_signed();
-        let owner = u32::try_from(object.cost).ok().filter(|owner| *owner != 0);
+        let owner = Owner::of(object.cost);
         let is_one = object.class.kind() == Kind::Client;
         is_one.then_some(Self { handle: object.client, process: object.parent, fd, owner })
     }
 
+    /// The process for which RM counts its memory, as far as that is known.
+    fn counts_for(&self) -> u32 {
+        self.owner.map_or(self.process, |owner| owner.pid)
+    }
+
     fn record(&self) -> Object {
-        let (bytes, cost) = (u64::from(self.fd.cast_unsigned()), self.owner.map_or(0, u64::from));
+        let (bytes, cost) = (u64::from(self.fd.cast_unsigned()), self.owner.map_or(0, Owner::number));
         let Self { handle, process, .. } = *self;
         Object { client: handle, handle, parent: process, class: Class::CLIENT, gpu: None, bytes, cost }
     }
@@ -433,7 +459,7 @@ impl<'m> Books<'m> {
 
     /// Handles of the clients that are a process's: that it made, or made calls with where that is not known.
     pub fn clients_of(&self, process: u32) -> Vec<u32> {
-        let its = self.clients().filter(|client| client.owner.unwrap_or(client.process) == process);
+        let its = self.clients().filter(|client| client.counts_for() == process);
         its.map(|client| client.handle).collect()
     }
 
@@ -484,8 +510,7 @@ impl<'m> Books<'m> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
         let all = all.filter(|one| (one.client, one.bytes) != (MAKERS, ENDED));
         let clients = all.filter_map(|object| Client::of(&object));
-        let mut pids: Vec<u32> =
-            clients.flat_map(|client| client.owner.into_iter().chain([client.process])).collect();
+        let mut pids: Vec<u32> = clients.flat_map(|client| [client.counts_for(), client.process]).collect();
         pids.sort_unstable();
         pids.dedup();
         pids
@@ -499,7 +524,7 @@ impl<'m> Books<'m> {
             if object.gpu == Some(gpu)
                 && let Some(client) = self.client(object.client)
             {
-                let sum = held.entry(client.owner.unwrap_or(client.process)).or_default();
+                let sum = held.entry(client.counts_for()).or_default();
                 *sum = sum.saturating_add(object.bytes);
             }
         }

@@ -72,6 +72,9 @@ pub trait Processes {
     /// A descriptor of it that is readable once it has ended; `None` if it is not known.
     fn watch(&self, pid: u32) -> Option<Self::File>;
 
+    /// What tells it from earlier and later processes of the same number, if that is known: never 0.
+    fn birth(&self, pid: u32) -> Option<u32>;
+
     /// Whether it is certainly the container's.
     fn is_proved(&self, pid: u32) -> bool;
 

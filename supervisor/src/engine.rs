@@ -7,7 +7,7 @@ use gpushare_schedule::controller::Running;
 
 use crate::abi::{Era, channels, put, slice};
 use crate::handles::Handles;
-use crate::manager::{Manager, Subdevice, add_subdevice, class_of};
+use crate::manager::{Manager, Subdevice, add_subdevice, class_of, free_object, subdevice_of};
 
 /// Where channels are, and how RM takes calls for them.
 #[derive(Debug)]
@@ -296,11 +296,13 @@ impl<F> Engine<F> {
                 continue;
             }
             let all: Vec<u32> = member.groups.iter().map(|group| group.handle).collect();
-            let is_stopped = member.set(manager, era, handles, &all, false).is_some();
-            // Tried again while a process has them.
+            // RM may not stop what nobody watches any more: another process can have the client.
+            let is_over = member.set(manager, era, handles, &all, false).is_some()
+                || (is_left && member.seat.free(manager, &all));
+            // Tried again as long as they are there.
             member.seat.maker = Maker::Ended;
-            member.is_reached = is_stopped;
-            if is_left || is_stopped {
+            member.is_reached = is_over;
+            if is_over {
                 member.channels.clear();
                 self.is_settled &= !matches!(self.running, Running::Turn { .. });
             } else {
@@ -427,9 +429,9 @@ impl<F> Member<F> {
             if self.seat.call(manager, part, runs) {
                 continue;
             }
-            // The subdevice is gone, or a channel is: RM does a list whole or not at all.
-            if let Some(made) = self.seat.own_subdevice(manager, era, handles) {
-                self.seat.subdevice = made;
+            // The subdevice is another, or gone, or a channel is: RM does a list whole or not at all.
+            if let Some(there) = self.seat.find_subdevice(manager, era, handles) {
+                self.seat.subdevice = there;
             }
             let (alive, gone): (Vec<u32>, Vec<u32>) =
                 part.iter().partition(|channel| self.seat.has(manager, **channel));
@@ -458,13 +460,26 @@ impl<F> Seat<F> {
         knows(channel) || !knows(self.client)
     }
 
-    fn own_subdevice<M: Manager<File = F>>(
+    /// Whether these groups are gone: RM freed them, or does not have them.
+    fn free<M: Manager<File = F>>(&self, manager: &mut M, groups: &[u32]) -> bool {
+        let Some(file) = &self.file else { return true };
+        groups.iter().all(|group| {
+            free_object(manager, file, self.client, *group).is_ok()
+                || class_of(manager, file, self.client, *group).is_none()
+        })
+    }
+
+    /// The device's subdevice, of which RM has one: the program's, or else one that is made for it.
+    fn find_subdevice<M: Manager<File = F>>(
         &self,
         manager: &mut M,
         era: &Era,
         handles: &mut Handles,
     ) -> Option<u32> {
         let (file, client, device) = (self.file.as_ref()?, self.client, self.device);
+        if let Some(there) = subdevice_of(manager, file, client, device) {
+            return Some(there);
+        }
         handles.first_free(|handle| add_subdevice(manager, file, [client, device, handle], era)).ok()
     }
 }

@@ -68,8 +68,11 @@ impl Tasks {
         pids: impl IntoIterator<Item = u32>,
         forgotten: impl IntoIterator<Item = u32>,
     ) -> Self {
-        let known =
-            |pid| (pid, Process { descriptor: sys::pidfd_open(pid).ok(), is_proved: false, born: None });
+        let known = |pid| {
+            let descriptor = sys::pidfd_open(pid).ok();
+            let born = descriptor.as_ref().and_then(|_| born(pid));
+            (pid, Process { descriptor, is_proved: false, born })
+        };
         Self {
             devices,
             processes: pids.into_iter().map(known).collect(),
@@ -207,6 +210,11 @@ impl Processes for Tasks {
 
     fn watch(&self, pid: u32) -> Option<OwnedFd> {
         self.processes.get(&pid)?.descriptor.as_ref()?.try_clone().ok()
+    }
+
+    fn birth(&self, pid: u32) -> Option<u32> {
+        let low = self.processes.get(&pid)?.born? & u64::from(u32::MAX);
+        u32::try_from(low).ok().filter(|birth| *birth != 0)
     }
 
     fn prove(&mut self, pid: u32) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::allocate::COPY_GROUP;
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Kind, Status};
-use crate::books::{Client, Gpu, MOST_GPUS, Object};
+use crate::books::{Gpu, MOST_GPUS, Object};
 use crate::engine::{Engine, Maker, Seat};
 use crate::manager::Manager;
 
@@ -75,10 +75,13 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         if copy.is_none() {
             return Err(Status::INSUFFICIENT_RESOURCES); // the supervisor has no descriptor left
         }
+        if !self.is_scheduled(channel) {
+            self.confirm_owner(channel, call, file);
+        }
         // Its work would be nobody's in the card's own record. Libraries leave their clients to nobody.
-        if let Some(Client { owner: Some(maker), .. }) = self.books.client(channel.client)
-            && !self.processes.lives(maker)
-        {
+        let owner = self.books.client(channel.client).and_then(|client| client.owner);
+        let lives = || owner.is_some_and(|owner| self.processes.lives(owner.pid));
+        if self.maker_of(channel.client).has_ended(|_| !lives()) {
             return Err(Status::INSUFFICIENT_PERMISSIONS);
         }
         self.enter_engine(channel, call.process, copy);
@@ -116,11 +119,23 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         (compute.wake)(gpu);
     }
 
+    /// Whether the channel's client is in the schedule of its GPU: a copy of its file keeps it, so that its
+    /// handle is no other client's.
+    fn is_scheduled(&self, channel: &Object) -> bool {
+        let Some((compute, gpu)) = self.compute.as_ref().zip(channel.gpu) else { return false };
+        compute.engines.on(gpu).has_client(channel.client)
+    }
+
     /// The process that made a client.
     fn maker_of(&self, client: u32) -> Maker<M::File> {
-        match self.books.client(client).and_then(|client| client.owner) {
+        let Some(owner) = self.books.client(client).and_then(|client| client.owner) else {
+            return Maker::Unknown;
+        };
+        let Some(watch) = self.processes.watch(owner.pid) else { return Maker::Ended };
+        match owner.birth.map(|birth| self.processes.birth(owner.pid) == Some(birth)) {
             None => Maker::Unknown,
-            Some(owner) => self.processes.watch(owner).map_or(Maker::Ended, Maker::Known),
+            Some(true) => Maker::Known(watch),
+            Some(false) => Maker::Ended,
         }
     }
 

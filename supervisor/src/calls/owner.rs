@@ -7,8 +7,8 @@
 //! the memory is shared or private.
 
 use super::{Call, Processes, Supervisor};
-use crate::abi::{Status, duplicate, number, put, u32_at};
-use crate::books::{Client, Object};
+use crate::abi::{Kind, Status, duplicate, number, put, u32_at};
+use crate::books::{Client, Object, Owner};
 use crate::manager::{Figure, Manager, free_object};
 
 /// How many answers in a row have to agree: who does not know the order guesses it once in 2^28 times.
@@ -35,27 +35,53 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let mut all = self.pids();
         let listed = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
         all.extend(listed.into_iter().flatten().filter(|pid| self.processes.was_forgotten(*pid)));
-        let owner = self.find_owner(object, (&[call.process], FEW_QUESTIONS), call, file);
-        let owner = owner.or_else(|| self.find_owner(object, (&all, QUESTIONS), call, file));
+        let twin = twin_of(object.handle);
+        let owner = self.find_owner((object, twin), (&[call.process], FEW_QUESTIONS), call, file);
+        let owner = owner.or_else(|| self.find_owner((object, twin), (&all, QUESTIONS), call, file));
         owner.into_iter().for_each(|owner| self.processes.remember(owner));
-        let is_noted = owner
-            .is_some_and(|owner| self.books.note_client(&Client { owner: Some(owner), ..client }).is_ok());
+        owner.is_some_and(|owner| self.set_owner(client, Some(owner)))
+    }
+
+    /// Before a client's first channel: makes sure that its owner is whom the books have, or that nobody
+    /// counts as that. The file of the client that they speak of can have been closed, and its handle be
+    /// another one's by now.
+    pub(super) fn confirm_owner(&mut self, channel: &Object, call: &Call, file: &M::File) {
+        let Some(client) = self.books.client(channel.client) else { return };
+        let Some(known) = client.owner else { return };
+        let tree = self.books.tree(client.handle, client.handle);
+        let memory = tree.iter().find(|one| {
+            one.class.kind() == Kind::Memory && one.bytes > 0 && one.gpu.is_some() && one.gpu == channel.gpu
+        });
+        // A worker that goes on after this one knows the twin by the channel that is being made.
+        let twin = twin_of(channel.handle);
+        let owner = memory
+            .and_then(|memory| self.find_owner((memory, twin), (&[known.pid], FEW_QUESTIONS), call, file));
+        if owner.is_none() {
+            let _ = self.set_owner(client, None); // its next memory tells
+        }
+    }
+
+    /// Notes whose a client is, and returns whether it could.
+    fn set_owner(&mut self, client: Client, pid: Option<u32>) -> bool {
+        let owner = pid.map(|pid| Owner { pid, birth: self.processes.birth(pid) });
+        let is_noted = self.books.note_client(&Client { owner, ..client }).is_ok();
         if is_noted {
             self.tell_engines_maker(client.handle);
         }
         is_noted
     }
 
+    /// Which of the processes owns `object`, by a duplicate of the handle `twin`.
     fn find_owner(
         &mut self,
-        object: &Object,
+        (object, twin): (&Object, u32),
         among: (&[u32], u32),
         call: &Call,
         file: &M::File,
     ) -> Option<u32> {
-        let (client, twin) = (object.client, twin_of(object.handle));
+        let client = object.client;
         let mut is_shared = false;
-        let owner = self.watch_twin(object, among, &mut is_shared, call, file);
+        let owner = self.watch_twin((object, twin), among, &mut is_shared, call, file);
         if is_shared {
             free_object(&mut self.manager, file, client, twin).ok()?;
         }
@@ -64,7 +90,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
 
     fn watch_twin(
         &mut self,
-        object: &Object,
+        (object, twin): (&Object, u32),
         (pids, questions): (&[u32], u32),
         is_shared: &mut bool,
         call: &Call,
@@ -78,9 +104,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let was_shared = *is_shared;
             if self.handles.random() >> 32 & 1 == 0 {
                 if was_shared {
-                    free_object(&mut self.manager, file, object.client, twin_of(object.handle)).ok()?;
+                    free_object(&mut self.manager, file, object.client, twin).ok()?;
                 } else {
-                    self.make_twin(object, file)?;
+                    self.make_twin(object, twin, file)?;
                 }
                 *is_shared = !was_shared;
             }
@@ -98,12 +124,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         owners.next().map(|(pid, _)| *pid).filter(|_| owners.next().is_none())
     }
 
-    fn make_twin(&mut self, object: &Object, file: &M::File) -> Option<()> {
+    fn make_twin(&mut self, object: &Object, twin: u32, file: &M::File) -> Option<()> {
         let mut call = [0; duplicate::SIZE];
         for (at, word) in [
             (duplicate::CLIENT, object.client),
             (duplicate::PARENT, object.parent),
-            (duplicate::HANDLE, twin_of(object.handle)),
+            (duplicate::HANDLE, twin),
             (duplicate::SOURCE_CLIENT, object.client),
             (duplicate::SOURCE, object.handle),
         ] {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use gpushare_simulated_manager::{Caller, Manager, Memory, ReadError};
-use gpushare_supervisor::abi::{Class, Era, alloc, control, free, memory, number, put, u32_at};
+use gpushare_supervisor::abi::{Class, Era, Status, alloc, control, free, memory, number, put, u32_at};
 use gpushare_supervisor::books::{Books, Gpu, Record};
 use gpushare_supervisor::budget::{Budget, Page};
 use gpushare_supervisor::calls::{Answer, Call, Compute, Engines, Processes, Program, Supervisor};
@@ -38,12 +38,20 @@ pub struct Performed {
     manager: Shared,
     /// GPUs whose own files were opened.
     opened: Rc<RefCell<Vec<Gpu>>>,
+    /// A control call that RM does not do.
+    refused: Option<u32>,
 }
 
 impl Performed {
     /// RM as these programs have it.
     pub fn new(manager: &Shared) -> Self {
-        Self { manager: Rc::clone(manager), opened: Rc::default() }
+        Self { manager: Rc::clone(manager), opened: Rc::default(), refused: None }
+    }
+
+    /// The same, which does not do this control call.
+    #[must_use]
+    pub fn refusing(self, command: u32) -> Self {
+        Self { refused: Some(command), ..self }
     }
 }
 
@@ -82,6 +90,10 @@ impl manager::Manager for Performed {
         structure: &mut [u8],
         pointed: &mut [Pointed<'_>],
     ) -> Result<(), Errno> {
+        if number == number::CONTROL && self.refused == Some(u32_at(structure, control::COMMAND)) {
+            put(structure, control::STATUS, &Status::NOT_SUPPORTED.0.to_ne_bytes());
+            return Ok(());
+        }
         let address = |index: usize| 0x10_0000 * (index as u64 + 1);
         let buffers = pointed.iter().enumerate().map(|(index, one)| (address(index), one.bytes.to_vec()));
         let buffers = Buffers(RefCell::new(buffers.collect()));
@@ -120,6 +132,8 @@ impl manager::Manager for Performed {
 pub struct Pids {
     tracked: BTreeMap<u32, bool>,
     forgotten: BTreeSet<u32>,
+    /// How many processes have had a number, where it is not one.
+    births: BTreeMap<u32, u32>,
 }
 
 /// The processes: descriptor 3 of each is its own file of RM's, whose number is its pid.
@@ -142,6 +156,10 @@ impl Processes for Living {
 
     fn watch(&self, pid: u32) -> Option<u64> {
         Some(u64::from(pid))
+    }
+
+    fn birth(&self, pid: u32) -> Option<u32> {
+        Some(self.0.borrow().births.get(&pid).copied().unwrap_or(1))
     }
 
     fn prove(&mut self, _pid: u32) {}
@@ -376,6 +394,12 @@ impl<'g> World<'g> {
         if let Some(lives) = self.living.borrow_mut().tracked.get_mut(&pid) {
             *lives = false;
         }
+    }
+
+    /// A process ends, and another has its number.
+    pub fn replace(&mut self, pid: u32) {
+        let mut living = self.living.borrow_mut();
+        *living.births.entry(pid).or_insert(1) += 1;
     }
 
     /// A process ends, and its file with it.

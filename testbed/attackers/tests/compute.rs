@@ -1,8 +1,8 @@
 //! What programs may do to channels whose time a supervisor holds.
 
-use gpushare_attackers::world::{Ground, Performed, World, era};
+use gpushare_attackers::world::{Ground, Performed, World, era, of_bytes, of_device};
 use gpushare_schedule::controller::Running;
-use gpushare_supervisor::abi::{channel_group, channels, interleave, put, slice};
+use gpushare_supervisor::abi::{Status, channel_group, channels, interleave, put, slice};
 use gpushare_supervisor::calls::Engines;
 use gpushare_supervisor::engine::list;
 use gpushare_supervisor::handles::Handles;
@@ -259,6 +259,78 @@ fn who_hides_behind_a_client_of_a_process_that_ended_gets_no_channel_and_keeps_n
     tested.engines.on(0).drop_ended(&mut manager, (era(), handles), |pid| *pid == u64::from(maker));
     assert_eq!(tested.runs(client, channel), Some(false));
     assert!(tested.engines.on(0).is_empty());
+}
+
+/// A client's file can be closed without a word to the supervisor, and its handle come back as another's.
+#[test]
+fn a_client_is_not_taken_for_an_earlier_one_of_its_handle() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let [former, user] = PROGRAMS;
+    let client = tested.world.client(former);
+    let memory = tested.world.memory(former, client, 0, 1 << 20).expect("memory by which it is known");
+    tested.world.manager.borrow_mut().close(u64::from(former));
+    tested.world.manager.borrow_mut().reuse_handles();
+    // The card's own record has another container's name for all channels of this one.
+    let slip = |tested: &mut Tested<'_>, class: u32, place, parameters: &[u8]| {
+        tested.world.slip([900, user], class, place, parameters).expect("an object of another container's")
+    };
+    assert_eq!(slip(&mut tested, 0x41, [0; 3], &[]), client);
+    slip(&mut tested, 0x80, [client, client, DEVICE], &of_device(0));
+    slip(&mut tested, 0x40, [client, DEVICE, memory], &of_bytes(1 << 20));
+    let channel = tested.channel(user, client, DEVICE);
+    assert!(tested.engines.on(0).is_nameless(), "its record counts for nobody");
+    assert!(tested.set(false));
+    assert_eq!(tested.runs(client, channel), Some(false));
+    assert_eq!(tested.world.memory(user, client, 0, 1 << 20), Err(Status::NO_MEMORY.0));
+    // The one that it was taken for has its own.
+    let honest = tested.world.client(former);
+    assert!(tested.world.memory(former, honest, 0, 1 << 20).is_ok());
+}
+
+#[test]
+fn another_process_of_the_makers_number_is_not_the_maker() {
+    let mut ground = Ground::new(1 << 10);
+    let mut tested = Tested::on(&mut ground);
+    let [maker, user] = PROGRAMS;
+    let client = tested.world.client(maker);
+    assert!(tested.world.memory(maker, client, 0, 1 << 20).is_ok());
+    tested.world.files.insert(user, maker);
+    let channel = tested.channel(user, client, DEVICE);
+    assert!(!tested.engines.on(0).is_nameless());
+    tested.world.replace(maker); // while no worker looks
+    let survivors = tested.world.survivors();
+    drop(tested);
+    let (world, engines) = World::again(&mut ground, survivors).holding_compute();
+    let mut tested = Tested { world, engines, handles: Handles::new(8) };
+    assert!(tested.engines.on(0).is_nameless());
+    let mut manager = Performed::new(&tested.world.manager);
+    let handles = &mut tested.handles;
+    tested.engines.on(0).drop_ended(&mut manager, (era(), handles), |_| false);
+    assert_eq!(tested.runs(client, channel), Some(false));
+    tested.world.files.insert(user, maker);
+    let again = tested.world.allocate(user, CHANNEL, [client, DEVICE, 0], &vec![0; era().channel]);
+    assert_eq!(again, Err(Status::INSUFFICIENT_PERMISSIONS.0));
+}
+
+#[test]
+fn no_channel_outlives_its_process_by_another_subdevice_or_a_call_that_rm_does_not_do() {
+    for refuses in [false, true] {
+        let mut ground = Ground::new(1 << 10);
+        let mut tested = Tested::on(&mut ground);
+        let pid = PROGRAMS[0];
+        let [client, _, channel] = tested.program(pid, 1);
+        assert_eq!(tested.world.slip_free(pid, client, SUBDEVICE), 0);
+        let other = tested.world.slip([pid, pid], 0x2080, [client, DEVICE, 0x7777], &[0; 4]);
+        assert_eq!(other, Ok(0x7777), "made without a word");
+        tested.world.leave(pid);
+        let manager = Performed::new(&tested.world.manager);
+        let mut manager = if refuses { manager.refusing(channels::STOP.command) } else { manager };
+        let handles = &mut tested.handles;
+        tested.engines.on(0).drop_ended(&mut manager, (era(), handles), |one| *one == u64::from(pid));
+        assert!(tested.engines.on(0).is_empty());
+        assert_eq!(tested.runs(client, channel), if refuses { None } else { Some(false) });
+    }
 }
 
 #[test]
