@@ -41,13 +41,22 @@ pub(crate) fn run(command: Command) -> io::Result<Ended> {
 }
 
 /// A child at work. It gets the environment that its command sets, and nothing of the caller's but that; nor
-/// any of its descriptors.
+/// any of its descriptors. One that nobody waits for is killed with all that it has started.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
     answer: io::PipeReader,
     program: String,
     since: Instant,
+    has_ended: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let _ = self.kill();
+        }
+    }
 }
 
 impl Running {
@@ -67,33 +76,33 @@ impl Running {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(writer).process_group(0);
         let child = command.spawn()?;
         let program = command.get_program().to_string_lossy().into_owned();
-        Ok(Self { child, answer, program, since }) // our copy of the writing end goes with the command
+        Ok(Self { child, answer, program, since, has_ended: false }) // our copy of the writing end goes with the command
     }
 
     /// Waits for its end, or until it has had this long.
     ///
     /// # Errors
     /// When it cannot be waited for.
-    pub(crate) fn end(self, most: Duration) -> io::Result<Ended> {
-        let Self { mut child, mut answer, program, since } = self;
+    pub(crate) fn end(mut self, most: Duration) -> io::Result<Ended> {
+        let Self { child, answer, program, since, has_ended } = &mut self;
         let mut said = Vec::new();
         let hear_more = || {
-            hear(&mut answer, &mut said);
+            hear(answer, &mut said);
             // A child that ends closes the pipe a moment before.
             match poll(&mut [PollFd::new(answer.as_fd(), PollFlags::POLLIN)], PAUSE) {
                 Ok(0) => {}
                 _ => thread::sleep(Duration::from_micros(100)),
             }
         };
-        let Some(status) = wait(&mut child, since + most, hear_more)? else {
-            let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
-            wait(&mut child, Instant::now() + DYING, || thread::sleep(Duration::from_millis(2)))?;
+        let Some(status) = wait(child, *since + most, hear_more)? else {
+            self.kill()?;
             return Ok(Ended::NoAnswer);
         };
+        *has_ended = true;
         if status.success() {
             return Ok(Ended::Well);
         }
-        hear(&mut answer, &mut said);
+        hear(answer, &mut said);
         let said = String::from_utf8_lossy(&said);
         let last = said.lines().rfind(|line| !line.trim().is_empty());
         // Its own name stands before the caller's words already.
@@ -102,6 +111,13 @@ impl Running {
             Some(signal) => format!("{program} was ended by signal {signal}"),
             None => format!("{program} ended without a word"),
         })))
+    }
+
+    fn kill(&mut self) -> io::Result<()> {
+        self.has_ended = true;
+        let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
+        wait(&mut self.child, Instant::now() + DYING, || thread::sleep(Duration::from_millis(2)))?;
+        Ok(())
     }
 }
 
@@ -136,6 +152,9 @@ fn wait(child: &mut Child, until: Instant, mut meanwhile: impl FnMut()) -> io::R
 
 #[cfg(test)]
 mod tests {
+    use nix::errno::Errno;
+    use nix::sys::signal::kill;
+
     use super::*;
 
     fn run_script(script: &str, most: Duration) -> Ended {
@@ -168,6 +187,16 @@ mod tests {
         ] {
             assert_eq!(failure(script), want, "{script}");
         }
+    }
+
+    #[test]
+    fn a_child_that_nobody_waits_for_is_killed() {
+        let mut command = Command::new("/bin/sleep");
+        command.arg("60");
+        let running = Running::start(command).unwrap();
+        let pid = Pid::from_raw(running.child.id().cast_signed());
+        drop(running);
+        assert_eq!(kill(pid, None), Err(Errno::ESRCH));
     }
 
     #[test]

@@ -142,8 +142,11 @@ impl Store {
         if let Some(entry) = joined {
             if entry.waits_for_its_first_container() {
                 let enforcement = entry.lease.enforcement.begun_by(request);
-                check_begun(&entry.lease, enforcement, gpus, load, rules)?;
-                entry.lease.enforcement = enforcement;
+                // Others were admitted beside it as it was held before.
+                if enforcement != entry.lease.enforcement {
+                    check_begun(&entry.lease, enforcement, gpus, load, rules)?;
+                    entry.lease.enforcement = enforcement;
+                }
             }
             entry.lease.others.push(member.clone());
             let lease = entry.lease.clone().asked_by(|key| *key == member.key);

@@ -60,6 +60,8 @@ impl Windows {
     /// Takes note that all until this stamp is counted, in another way.
     pub fn reach(&mut self, stamp: u64) {
         self.newest = self.newest.max(stamp);
+        self.begin = self.begin.max(stamp);
+        self.last.clear();
     }
 
     /// The stamp to ask NVML from, in microseconds since 1970.
@@ -190,6 +192,16 @@ mod tests {
         assert_eq!(windows.count(strange), []);
         assert_eq!(windows.newest(), START);
         assert_eq!(total(&windows.count(vec![sample(7, 1, 50)]), 7), time(1, 50));
+    }
+
+    #[test]
+    fn what_was_counted_in_another_way_is_not_counted_again() {
+        let mut windows = Windows::since(START, PERIOD);
+        assert_eq!(total(&windows.count(vec![sample(7, 1, 50)]), 7), time(1, 50));
+        windows.reach(START + 4 * PERIOD + PERIOD / 2);
+        let told = (1..=5).flat_map(|window| [sample(7, window, 50), sample(8, window, 100)]);
+        let spent = windows.count(told.collect());
+        assert_eq!((total(&spent, 7), total(&spent, 8)), (time(1, 50) / 2, time(1, 100) / 2));
     }
 
     #[test]

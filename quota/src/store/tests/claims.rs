@@ -114,13 +114,20 @@ fn the_second_claim_that_would_be_answered_before_others_is_refused_where_it_beg
     // Nor do windows leave nothing to who begins between them.
     let fixed = ["GPUSHARE_MEMORY=10GiB", "GPUSHARE_CORES=10"];
     let (_, lease) = claim(&store, "d", &fixed).unwrap();
-    let request =
-        Request { reserved: Some(lease.id), is_supervised: true, is_scheduled: true, ..request(&fixed) };
+    let scheduled = |words| Request { is_supervised: true, is_scheduled: true, ..request(words) };
+    let request = Request { reserved: Some(lease.id), ..scheduled(&fixed) };
     let rules = Admission { compute_reserve: 95, ..Admission::default() };
     let refused = store.reserve(&member("d", &here()), None, &request, &[gpu(0, 80)], &rules, |_| ());
     let refused = refused.map(drop).unwrap_err().to_string();
     assert!(refused.contains("compute_reserve"), "{refused}");
     assert_eq!(store.lease(&LeaseKey::of_claim("d").unwrap()).unwrap().unwrap().others.len(), 0);
+    // Whoever began starts anew, whatever has changed since.
+    assert!(keep_in(&store, None, &member("d", &here()), &request).is_ok());
+    let first = store.lease(&LeaseKey::of_claim("a").unwrap()).unwrap().unwrap();
+    let container = member("a", &here());
+    let _ = store.release(first.id, &container.key, ReleaseReason::Ended).unwrap();
+    let request = Request { reserved: Some(first.id), ..scheduled(&asked) };
+    assert!(store.reserve(&container, None, &request, &[gpu(0, 80)], &rules, |_| ()).is_ok());
 }
 
 #[test]
