@@ -95,9 +95,7 @@ fn helps(share: &ShareView, overview: &Overview) -> Vec<String> {
         ));
     }
     if !overview.is_metered {
-        helps.push(
-            "`gpushare meter` does not run: GPU time is not measured, and burst gets no idle time".to_owned(),
-        );
+        helps.push("`gpushare meter` does not run: GPU time is not measured".to_owned());
     }
     helps
 }

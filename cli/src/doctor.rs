@@ -430,7 +430,7 @@ fn quota(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Compute shares hold without the meter too, but less exactly, and nobody gets idle time.
+/// Shares hold without the meter too, and nobody measures them.
 fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
     let limited = |lease: &&Lease| {
         lease.compute_policy != ComputePolicy::None && lease.grants.iter().any(|grant| grant.cores.is_some())
@@ -441,10 +441,14 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
         return failure("meter", format!("process {pid} is stopped, so it measures nothing; {remedy}"));
     }
     match (lock::is_held(&meter::lock_file(state)), limited) {
-        (true, _) => ok("meter", "runs"),
-        (false, _) if config.meter.on_cheating != OnCheating::Report => warning(
+        (true, _) if config.meter.on_cheating == OnCheating::Cap => warning(
             "meter",
-            "does not run, so nobody is stopped or ended who goes past a limit (meter.on_cheating): keep it running",
+            "runs, and stops nobody any more: meter.on_cheating = \"cap\" counts as \"report\"; set one of \"report\" and \"end\"",
+        ),
+        (true, _) => ok("meter", "runs"),
+        (false, _) if config.meter.on_cheating == OnCheating::End => warning(
+            "meter",
+            "does not run, so nobody is ended who goes past a limit (meter.on_cheating): keep it running",
         ),
         (false, _) if config.rules.idle.is_some() || config.rules.hold.is_some() => warning(
             "meter",
@@ -457,8 +461,8 @@ fn meter(config: &Config, state: &Path, leases: &[Lease]) -> Finding {
         (false, count) => warning(
             "meter",
             format!(
-                "does not run, though {count} container(s) hold a compute share: shares are held less exactly and `burst` \
-                 gets no idle time; {}",
+                "does not run, though {count} container(s) hold a compute share: nobody measures what they use, or names \
+                 who uses more; {}",
                 if has_systemd() {
                     "systemctl enable --now gpushare-meter"
                 } else {

@@ -2,13 +2,11 @@
 //! files.
 //!
 //! One process per node, in the foreground. It reads the driver's samples of GPU time by host pid and tells
-//! containers apart by cgroup. It publishes each container's time and memory, and what a bursting one may
-//! use. Nothing depends on it: without it the libraries use their own events alone. It holds the driver open
-//! only while a container holds a share.
+//! containers apart by cgroup. It publishes each container's time and memory. No share depends on
+//! it. It holds the driver open only while a container holds one.
 
 mod account;
 mod audit;
-mod burst;
 mod driver;
 mod elastic;
 mod kept;
@@ -31,7 +29,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use gpushare_config::Config;
+use gpushare_config::{Config, OnCheating};
 use gpushare_inventory::{Node, open_now};
 use gpushare_quota::{Lease, Store};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -74,6 +72,9 @@ pub fn meter(telling: Telling) -> Result<()> {
     telling.start(&config)?;
     let used = rules::LastUse::default();
     rules::watch(&config, &used);
+    if config.meter.on_cheating == OnCheating::Cap {
+        tracing::warn!("meter.on_cheating = \"cap\" counts as \"report\": nothing stops containers any more");
+    }
     tracing::info!("meter started");
     loop {
         wait_for_shares(&store)?;

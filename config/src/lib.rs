@@ -158,8 +158,7 @@ pub enum RecordFiles {
 pub enum OnCheating {
     /// Reports it in the log, in `gpushare ps` and in `gpushare doctor`.
     Report,
-    /// Lowers the container's limit by the memory that its books lack. For all else, and for memory beyond
-    /// the limit itself, stops its processes until it keeps to its share.
+    /// The same: an earlier version's word, which stopped the container's processes.
     Cap,
     /// Kills the container's processes.
     End,

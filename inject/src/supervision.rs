@@ -10,7 +10,7 @@ use std::process::Command;
 
 use gpushare_inventory::Node;
 use gpushare_quota::{Enforcement, Lease};
-use gpushare_request::{ComputePolicy, InterceptorPolicy, Mode, Request};
+use gpushare_request::{ComputePolicy, Cores, InterceptorPolicy, Mode, Request};
 use gpushare_supervisor::abi::Era;
 pub use gpushare_supervisor::budget::Passed;
 use gpushare_supervisor::program::START;
@@ -232,11 +232,29 @@ pub fn decide(
     (json, is_read): (&Value, bool),
 ) -> Result<(), SupervisionError> {
     choose(request, settings, node, (json, is_read))?;
-    if request.compute_policy == ComputePolicy::Latency && !request.is_scheduled {
-        let why = "compute-policy=latency is held as burst: no supervisor holds this container's compute (supervisor.compute)";
-        request.notes.push(why.to_owned());
-    }
+    request.notes.extend(compute_note(request));
     Ok(())
+}
+
+/// What is said where idle time may be used, and no supervisor gives it.
+fn compute_note(request: &Request) -> Option<String> {
+    let policy = match request.compute_policy {
+        ComputePolicy::Burst => "burst",
+        ComputePolicy::Latency => "latency",
+        ComputePolicy::Fixed | ComputePolicy::None => return None,
+    };
+    let terms = Enforcement::of(request).terms();
+    if request.is_scheduled || request.cores.is_none() || !terms.is_intercepted || !terms.shares_time {
+        return None;
+    }
+    let held = match request.burst.filter(|ceiling| *ceiling < Cores::ALL) {
+        None => "holds nobody back".to_owned(),
+        Some(ceiling) => format!("is held to its ceiling of {ceiling}"),
+    };
+    Some(format!(
+        "compute-policy={policy} {held} and keeps no part of the GPU for the container: no supervisor holds its compute \
+         (supervisor.compute)"
+    ))
 }
 
 fn choose(

@@ -31,10 +31,10 @@ pub fn used(state: &Path, lease: &Lease) -> Used {
     let measured = region.measured().unwrap_or_default();
     let measured = || measured.iter().take(lines).filter(|line| line.until > 0);
     let seen = MemoryUse::read(state).remove(&lease.id);
-    let throttles = region.read_throttles().unwrap_or_default();
+    let throttled = region.read_throttled().unwrap_or_default();
     Used {
         gpu_nanoseconds: measured().next().map(|_| measured().map(|line| line.own_nanoseconds).sum()),
-        throttled_nanoseconds: throttles.iter().take(lines).map(|line| line.throttled).sum(),
+        throttled_nanoseconds: throttled.iter().take(lines).fold(0, |sum, line| sum.saturating_add(*line)),
         refused: region.read_usage(&Running::default(), lines).map_or(0, |usage| usage.refused),
         peak_bytes: seen.map(|seen| seen.peak),
         mean_bytes: seen.and_then(|seen| seen.mean()),

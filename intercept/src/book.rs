@@ -127,10 +127,9 @@ impl Book {
         self.limits.and_then(|file| file.host_line())
     }
 
-    /// The memory limit on `device` in bytes; 0 when nothing is granted. It is lowered by what the container holds
-    /// beyond its books, where the node's settings say so.
+    /// The memory limit on `device` in bytes; 0 when nothing is granted.
     pub fn limit(&self, device: usize) -> u64 {
-        self.limits.map_or(0, |file| file.memory(device).saturating_sub(withheld(file, device)))
+        self.limits.map_or(0, |file| file.memory(device))
     }
 
     /// What the container is shown as the size of `device` in bytes: what its limit may grow to.
@@ -388,12 +387,6 @@ impl Book {
             sys::sleep(left.min(NAP).div_ceil(1_000));
         }
     }
-}
-
-/// What the container holds on `device` beyond its books, in bytes, where that lowers its limit.
-#[inline]
-fn withheld(limits: &LimitsFile, device: usize) -> u64 {
-    limits.measured.get(device).map_or(0, |line| line.withheld(sys::now))
 }
 
 /// Slots that are summed at once. Slots are claimed from the first on, so live ones are neighbours.

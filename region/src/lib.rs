@@ -17,12 +17,11 @@ pub use limits::{
     LimitsHeader, Measured, Measurement, Overhead, TooManyDevices, charged_at, encode_limits, grants_are,
     measurements, set_supervised,
 };
-pub use reports::{Throttle, read_throttles, read_wishes};
+pub use reports::{read_throttled, read_wishes};
 pub use usage::{
-    Bucket, CHARGE_MOMENTS, ChargeMoment, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER,
-    ProcessUsage, Processes, SETTLED_WINDOWS, SLOT_FREE, SLOT_LIVE, SLOTS, SettledWindow, Settlement,
-    USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader, Wish, empty_usage_header,
-    lock_byte, processes, read_usage, read_usage_of, usage_length,
+    Bucket, Damaged, DeviceLine, DeviceUsage, Identity, NO_HOLDER, ProcessUsage, Processes, SLOT_FREE,
+    SLOT_LIVE, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION, Usage, UsageFile, UsageHeader, Wish,
+    empty_usage_header, lock_byte, processes, read_usage, read_usage_of, usage_length,
 };
 
 /// How many GPUs one container can hold a share of.

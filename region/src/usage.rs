@@ -8,6 +8,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 use crate::MAX_DEVICES;
 
 const MAGIC: [u8; 8] = *b"GPUSHUSE";
+/// Words of a device that libraries of earlier versions use.
+const RESERVED: usize = 544;
 /// Layout version of the file; a library refuses any other.
 pub const USAGE_VERSION: u32 = 2;
 /// How many processes of one container can hold device memory at a time.
@@ -32,8 +34,8 @@ pub struct UsageFile {
     pub owners: [Identity; SLOTS],
     /// What each slot holds, by device and then by slot: a sum over slots reads neighbouring lines.
     pub lines: [[DeviceLine; SLOTS]; MAX_DEVICES],
-    /// The records from which the compute share of each device is settled.
-    pub settlements: [Settlement; MAX_DEVICES],
+    /// Of libraries of earlier versions.
+    reserved: [[AtomicU64; RESERVED]; MAX_DEVICES],
 }
 
 /// First page of the file. Fields that are written together have cache lines of their own.
@@ -93,70 +95,10 @@ pub struct Bucket {
     pub nanoseconds: AtomicU64,
     /// Monotonic time of the last refill in nanoseconds.
     pub refilled: AtomicU64,
-    /// GPU time ever taken from the bucket, in nanoseconds.
-    pub charged: AtomicU64,
-    /// End of the last measured window that was settled, monotonic time in nanoseconds.
-    pub settled: AtomicU64,
-    /// When a launch was last held back for the share, as monotonic time in nanoseconds.
-    pub held_back: AtomicU64,
+    before: [AtomicU64; 3],
     /// How long launches were held back, in nanoseconds, summed over all threads.
     pub throttled: AtomicU64,
-    /// What a nanosecond of estimated GPU time costs, in units of 2^-20 nanoseconds; 0: not known, and taken
-    /// as one nanosecond.
-    pub scale: AtomicU64,
-    /// GPU time in nanoseconds that was charged and then found not to have been used. It is given back as the
-    /// bucket empties.
-    pub refund: AtomicU64,
-}
-
-/// How many of the last settled windows are remembered.
-pub const SETTLED_WINDOWS: usize = 8;
-/// How many moments of the charges are remembered.
-pub const CHARGE_MOMENTS: usize = 256;
-
-/// What was charged at which time. A measurement arrives late and is compared with the charges of its own
-/// time.
-#[repr(C, align(64))]
-pub struct Settlement {
-    /// The last settled windows, by number.
-    pub windows: [SettledWindow; SETTLED_WINDOWS],
-    /// [`Bucket::charged`] at moments of the recent past, as a ring indexed by time.
-    pub moments: [ChargeMoment; CHARGE_MOMENTS],
-}
-
-/// The books at the end of a measured window. All sums are since the container began.
-#[derive(Default)]
-#[repr(C)]
-pub struct SettledWindow {
-    /// End of the window, as in [`Bucket::settled`].
-    pub until: AtomicU64,
-    /// Measured GPU time of the container up to `until`, in nanoseconds.
-    pub own: AtomicU64,
-    /// Charged GPU time up to `until`, in nanoseconds.
-    pub charged: AtomicU64,
-    /// How many windows were settled before.
-    pub number: AtomicU32,
-    /// Sequence of the limits file at that time. Use under other limits belongs to another account.
-    pub grants: AtomicU32,
-}
-
-/// [`Bucket::charged`] at one moment.
-#[derive(Default)]
-#[repr(C)]
-pub struct ChargeMoment {
-    /// Monotonic time in nanoseconds; 0: never written, or being written.
-    pub time: AtomicU64,
-    /// Charged GPU time in nanoseconds.
-    pub charged: AtomicU64,
-}
-
-impl Default for Settlement {
-    fn default() -> Self {
-        Self {
-            windows: core::array::from_fn(|_| SettledWindow::default()),
-            moments: core::array::from_fn(|_| ChargeMoment::default()),
-        }
-    }
+    after: [AtomicU64; 2],
 }
 
 /// Who owns a slot.
@@ -202,8 +144,8 @@ const _: () = assert!(USAGE_HEADER_LEN == 4096);
 const _: () = assert!(size_of::<Bucket>() == 64);
 const _: () = assert!(size_of::<Identity>() == 64);
 const _: () = assert!(size_of::<DeviceLine>() == 64);
-const _: () = assert!(size_of::<Settlement>() == 4352);
 const _: () = assert!(USAGE_LEN == 4096 + SLOTS * 64 * (1 + MAX_DEVICES) + 4352 * MAX_DEVICES);
+const _: () = assert!(core::mem::offset_of!(Bucket, throttled) == 40);
 const _: () = assert!(core::mem::offset_of!(UsageHeader, lock) == 64);
 const _: () = assert!(core::mem::offset_of!(UsageHeader, live) == 128);
 const _: () = assert!(core::mem::offset_of!(UsageHeader, refused) == 192);

@@ -154,15 +154,6 @@ fn slack(held: &Held, limit: DeviceMemory, tolerance: DeviceMemory) -> u64 {
     tolerance.bytes().saturating_mul(u64::from(held.processes)).min(most)
 }
 
-/// Whether a container that holds memory beyond its books keeps to its limit all the same, once that is
-/// lowered by what they do not explain: not where it holds more than the limit by itself, or others than the
-/// books hold it.
-pub fn would_be_capped(lease: &Lease, line: usize, held: &Held, tolerance: DeviceMemory) -> bool {
-    let Some(grant) = lease.grants.get(line) else { return false };
-    let most = grant.memory.bytes().saturating_add(slack(held, grant.memory, tolerance));
-    lease.enforcement.terms().is_held_by_books && held.bytes <= most
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

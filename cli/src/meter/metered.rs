@@ -17,6 +17,9 @@ use super::owner::Owners;
 use super::record::Record;
 use crate::clock::Clock;
 
+/// How often the driver's samples are asked for. It keeps each of them for some seconds.
+const SAMPLED: Duration = Duration::from_millis(250);
+
 /// After which time a record is tried again that could not be begun, or went silent.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -42,8 +45,8 @@ pub struct Metered<'a> {
     over: BTreeSet<i64>,
     /// Where supervisors read who works.
     board: Option<Recorder>,
-    /// When a window was last found to have ended.
-    ended: Option<Instant>,
+    /// When samples were last asked for.
+    sampled: Option<Instant>,
 }
 
 impl<'a> Metered<'a> {
@@ -60,7 +63,7 @@ impl<'a> Metered<'a> {
             is_by_record: false,
             over: BTreeSet::new(),
             board: None,
-            ended: None,
+            sampled: None,
         }
     }
 
@@ -73,8 +76,13 @@ impl<'a> Metered<'a> {
         }
     }
 
-    /// Counts what was used since the last time, and returns whether a window has ended.
-    pub fn count(&mut self, clock: Clock, owners: &mut Owners, leases: &[Lease]) -> bool {
+    /// Whether its own record is read, which the driver hands out every 33 ms.
+    pub fn has_record(&self) -> bool {
+        self.record.is_some()
+    }
+
+    /// Counts what was used since the last time.
+    pub fn count(&mut self, clock: Clock, owners: &mut Owners, leases: &[Lease]) {
         let gpu = self.gpu.uuid();
         let owner = |pid| owners.of(pid, leases);
         // An MPS server has the contexts of all its clients.
@@ -92,22 +100,19 @@ impl<'a> Metered<'a> {
             self.record = None;
             self.tried = Instant::now();
         }
-        // The driver's windows end together, and no window ends so soon after another.
-        let is_due = self.ended.is_none_or(|before| before.elapsed() >= self.account.period() / 2);
-        let mut has_ended = false;
+        let is_due = self.sampled.is_none_or(|before| before.elapsed() >= SAMPLED);
         let used = used.flatten().filter(|_| is_begun && !is_mps);
         self.is_by_record = used.is_some();
         if let Some(used) = used {
             self.answered = Some(Instant::now());
-            has_ended = self.account.count_record(used, clock, owner);
-        } else if is_due && let Some(samples) = self.gpu.samples(self.account.ask_from(clock)) {
-            self.answered = Some(Instant::now());
-            has_ended = self.account.count(samples, clock, owner);
+            self.account.count_record(used, clock, owner);
+        } else if is_due {
+            self.sampled = Some(Instant::now());
+            if let Some(samples) = self.gpu.samples(self.account.ask_from(clock)) {
+                self.answered = self.sampled;
+                self.account.count(samples, owner);
+            }
         }
-        if has_ended {
-            self.ended = Some(Instant::now());
-        }
-        has_ended
     }
 
     /// Says on the GPU's board how many contexts of each container work, for the supervisors that divide its

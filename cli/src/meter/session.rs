@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
-use gpushare_config::{Config, Meter, OnCheating};
+use gpushare_config::{Config, Meter};
 use gpushare_inject::{
     ContextCosts, Measuring, MemoryUse, Passed, Region, Supervision, UsageError, one_line, supervision,
 };
@@ -19,7 +19,7 @@ use nvml_wrapper::Nvml;
 use procfs::process::Process;
 
 use super::account::{Account, Member};
-use super::audit::{Audit, Held, mend, would_be_capped};
+use super::audit::{Audit, Held, mend};
 use super::driver::Gpu;
 use super::kept::Kept;
 use super::metered::{Metered, record_of};
@@ -33,16 +33,13 @@ use crate::clock::Clock;
 use crate::mps::is_of_mps;
 use crate::violation::{self, Kind, Noted, Violation};
 
-/// How often samples are asked for while anybody has a compute share. They have to reach the libraries within
-/// 50 ms after the driver has them; more often would only cost processor time.
+/// The pause between two rounds where GPUs' own records are read, about as often as the driver hands them out.
 const FAST: Duration = Duration::from_millis(35);
 /// How often the store's time stamp is looked at.
 const CHANGES: Duration = Duration::from_millis(50);
-/// The pause between two rounds while nobody has a compute share.
+/// The pause between two rounds else. The processes on GPUs are noted as often, which is shorter than the
+/// making of a CUDA context alone.
 const SLOW: Duration = Duration::from_millis(100);
-/// Every how many ticks the processes on GPUs are noted. Three ticks are shorter than the making of a CUDA
-/// context alone.
-const NOTED: u64 = 3;
 /// How often what contexts take is looked at. The libraries use a figure for a second, and it takes two
 /// looks.
 const CONTEXTS: Duration = Duration::from_millis(280);
@@ -56,8 +53,6 @@ const WATCHED: u64 = 2;
 const REFRESH: Duration = Duration::from_millis(250);
 /// A GPU whose driver has told samples within this time tells them.
 const FRESH: Duration = Duration::from_secs(2);
-/// A container that was held back within this time, in nanoseconds, wants more.
-const HELD_BACK: u64 = 400_000_000;
 
 /// Measures until no container holds a share.
 pub fn run(
@@ -95,7 +90,7 @@ pub fn run(
         supervised: HashMap::new(),
         looks: 0,
         watched: Vec::new(),
-        ticks: 0,
+        listed: None,
         limits: HashMap::new(),
     };
     loop {
@@ -108,7 +103,7 @@ pub fn run(
             session.look();
         }
         session.measure();
-        sleep(if session.gpus.values().any(|gpu| gpu.account.is_limited()) { FAST } else { SLOW });
+        sleep(if session.gpus.values().any(Metered::has_record) { FAST } else { SLOW });
     }
 }
 
@@ -148,8 +143,8 @@ struct Session<'a> {
     looks: u64,
     /// What the last look at the processes found.
     watched: Vec<Violation>,
-    /// How many rounds there were.
-    ticks: u64,
+    /// When the processes on GPUs were last noted.
+    listed: Option<Instant>,
     /// The open `limits` files by lease, in which measurements are published.
     limits: HashMap<i64, Measuring>,
 }
@@ -207,7 +202,7 @@ impl<'a> Session<'a> {
         }
         for (lease, line, grant) in grants() {
             if let Some(metered) = self.gpus.get_mut(&grant.gpu) {
-                metered.account.admit(lease, line, grant, &of(lease, line), clock);
+                metered.account.admit(lease.id, line, &of(lease, line), clock);
                 metered.written = None;
             }
         }
@@ -225,22 +220,18 @@ impl<'a> Session<'a> {
         self.leases = leases;
     }
 
-    /// Asks for new samples, decides what each container may use, and publishes.
+    /// Counts what was used, and publishes.
     fn measure(&mut self) {
-        self.ticks += 1;
-        if self.ticks.is_multiple_of(NOTED) {
+        if self.listed.is_none_or(|listed| listed.elapsed() >= SLOW) {
+            self.listed = Some(Instant::now());
             self.look_at_processes();
         }
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             metered.try_record(|gpu| record_of(self.node, &self.settings, gpu, clock, false));
-            let ended = metered.count(clock, &mut self.owners, &self.leases);
-            if ended {
-                let state = self.state;
-                metered.account.decide(|lease, line| held_back(&Region::of(state, lease), line, clock));
-            }
+            metered.count(clock, &mut self.owners, &self.leases);
             metered.say_who_works(self.state, clock, &mut self.owners, &self.leases);
-            if ended || metered.written.is_none_or(|written| written.elapsed() >= REFRESH) {
+            if metered.written.is_none_or(|written| written.elapsed() >= REFRESH) {
                 metered.written = Some(Instant::now());
                 publish(self.state, &metered.account, clock, &mut self.limits);
             }
@@ -463,9 +454,6 @@ impl<'a> Session<'a> {
                         Some(Ok(None) | Err(_)) => u64::MAX,
                     };
                     member.unbooked = self.audit.compare(lease, member.line, &member.held, booked, tolerance);
-                    member.is_withheld = member.unbooked > 0
-                        && self.settings.on_cheating == OnCheating::Cap
-                        && would_be_capped(lease, member.line, &member.held, tolerance);
                     found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
                 }
                 let until = until.map(|micros| micros.saturating_mul(1000));
@@ -491,12 +479,7 @@ impl<'a> Session<'a> {
             self.noted.note(self.state, violation);
         }
         self.told = found.iter().map(key).collect();
-        let all = self.gpus.values_mut().flat_map(|metered| metered.account.members());
-        let short: Vec<i64> = all
-            .filter(|(_, member)| member.unbooked > 0 && !member.is_withheld)
-            .map(|(lease, _)| lease)
-            .collect();
-        self.response.act(self.settings.on_cheating, &self.leases, &found, |lease| !short.contains(&lease));
+        self.response.act(self.settings.on_cheating, &self.leases, &found);
         if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {
             tracing::warn!(%error, "what containers do against their shares cannot be written down");
         }
@@ -550,13 +533,6 @@ fn stranger(store: &Store, pid: u32, bytes: u64) -> Option<Violation> {
     let bytes = DeviceMemory::from_bytes(bytes);
     let text = format!("no share explains the {bytes} of device memory that it holds");
     Some(Violation { lease: None, container, pid: Some(pid), kind: Kind::Stranger.name().to_owned(), text })
-}
-
-/// Whether the container says that it wanted more a moment ago.
-fn held_back(region: &Region, line: usize, clock: Clock) -> bool {
-    let words = region.read_throttles().ok().and_then(|all| all.get(line).copied()).unwrap_or_default();
-    // A time in the future does not count.
-    clock.monotonic.checked_sub(words.held_back).is_some_and(|ago| ago < HELD_BACK)
 }
 
 /// Publishes the measurements of a GPU's containers. A region that is going away with its container is no

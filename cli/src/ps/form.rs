@@ -85,8 +85,6 @@ pub struct Part {
     unbooked_bytes: Option<u64>,
     /// Compute share in percent; null without one.
     pub cores: Option<u8>,
-    /// What a bursting container may use now, 1 for the whole GPU.
-    burst_share: Option<f64>,
     /// GPU time so far, in nanoseconds; null where it was never measured.
     pub gpu_nanoseconds: Option<u64>,
     /// What tells that time: `record`, the card's own record of context switches, or `samples`, NVML's; null
@@ -225,7 +223,6 @@ impl Part {
             context_charged_bytes: seen.contexts_charged(line).map(DeviceMemory::bytes),
             unbooked_bytes: fresh.map(|value| value.unbooked_bytes),
             cores: grant.cores.map(|cores| cores.percent()),
-            burst_share: fresh.map(|value| f64::from(value.burst_share) / 100.0).filter(|share| *share > 0.0),
             gpu_nanoseconds: seen.gpu_time(line),
             gpu_time_by: seen.gpu_time_by(line),
             throttled_nanoseconds: seen.throttled(line),

@@ -8,7 +8,7 @@ use std::path::Path;
 use gpushare_inject::{Region, UsageError, supervision};
 use gpushare_inventory::DeviceMemory;
 use gpushare_quota::{Lease, Running};
-use gpushare_region::{MAX_DEVICES, Measurement, Throttle, Usage};
+use gpushare_region::{MAX_DEVICES, Measurement, Usage};
 
 use super::lends;
 use crate::clock::Clock;
@@ -23,7 +23,7 @@ pub struct Seen {
     /// Bytes that its supervisors have charged, by grant, where they can be read; empty where none holds it.
     charged: Vec<Option<u64>>,
     is_paused: bool,
-    throttles: [Throttle; MAX_DEVICES],
+    throttled: [u64; MAX_DEVICES],
     measured: [Measurement; MAX_DEVICES],
     now: Clock,
 }
@@ -39,7 +39,7 @@ impl Seen {
             books: region.read_usage(running, lease.grants.len() + usize::from(lends(lease))),
             charged,
             is_paused,
-            throttles: region.read_throttles().unwrap_or_default(),
+            throttled: region.read_throttled().unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
         }
@@ -59,7 +59,7 @@ impl Seen {
             books: Region::usage_in(file, running, lease.grants.len() + usize::from(lends(lease))),
             charged,
             is_paused,
-            throttles: Region::throttles_in(file).unwrap_or_default(),
+            throttled: Region::throttled_in(file).unwrap_or_default(),
             measured: region.measured().unwrap_or_default(),
             now: Clock::now(),
         }
@@ -124,7 +124,7 @@ impl Seen {
 
     /// How long launches were held back on the GPU of grant `line`, in nanoseconds.
     pub fn throttled(&self, line: usize) -> u64 {
-        self.throttles.get(line).map_or(0, |words| words.throttled)
+        self.throttled.get(line).copied().unwrap_or(0)
     }
 
     /// GPU time in nanoseconds on the GPU of grant `line`; `None` if it was never measured.

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
-    ContextCost, Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Overhead, Throttle,
-    USAGE_HEADER_LEN, USAGE_LEN, Usage, grants_are, lock_byte, measurements, read_throttles, read_usage_of,
-    read_wishes, usage_length,
+    ContextCost, Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Overhead, USAGE_HEADER_LEN,
+    USAGE_LEN, Usage, grants_are, lock_byte, measurements, read_throttled, read_usage_of, read_wishes,
+    usage_length,
 };
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
@@ -233,20 +233,20 @@ impl Region {
         Ok(read_wishes(&read(file, USAGE_HEADER_LEN)?)?)
     }
 
-    /// What the container says about the throttling of its compute shares, by line.
+    /// For how long the container says that launches were held back, in nanoseconds by line.
     ///
     /// # Errors
     /// As [`Region::read_usage`].
-    pub fn read_throttles(&self) -> Result<[Throttle; MAX_DEVICES], UsageError> {
-        Self::throttles_in(&self.open_usage(false)?)
+    pub fn read_throttled(&self) -> Result<[u64; MAX_DEVICES], UsageError> {
+        Self::throttled_in(&self.open_usage(false)?)
     }
 
-    /// As [`Region::read_throttles`], of a file that is open already.
+    /// As [`Region::read_throttled`], of a file that is open already.
     ///
     /// # Errors
     /// As [`Region::read_usage`].
-    pub fn throttles_in(file: &File) -> Result<[Throttle; MAX_DEVICES], UsageError> {
-        Ok(read_throttles(&read(file, USAGE_HEADER_LEN)?)?)
+    pub fn throttled_in(file: &File) -> Result<[u64; MAX_DEVICES], UsageError> {
+        Ok(read_throttled(&read(file, USAGE_HEADER_LEN)?)?)
     }
 
     /// Opens `usage` for reading, for who looks at it again and again.

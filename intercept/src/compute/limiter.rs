@@ -1,13 +1,13 @@
 //! The slow path of one process on one device, as a state machine. It is asked before a launch that credit
 //! did not pay, and told afterwards what became of the launch. One thread at a time uses it.
 
-use gpushare_region::{Bucket, LimitLine, Measured, Settlement};
+use gpushare_region::{Bucket, LimitLine};
 
 use super::bucket::Shared;
+use super::costs::Costs;
 use super::credit::Credit;
 use super::key::Key;
-use super::samples::Samples;
-use super::share::{Reading, Share};
+use super::share::Share;
 use super::{DEPTH, GUESS, LEAST_COST, MICROSECOND, MILLISECOND, PATIENCE, SLICE, UNTIMED};
 
 /// How many launches may be timed at a time. Each owns the pair of events of its number.
@@ -21,14 +21,8 @@ const LEAST_LATE: u64 = 20 * MICROSECOND;
 pub struct Ground<'a> {
     /// What the host grants.
     pub line: &'a LimitLine,
-    /// The limits file's sequence. Another number means that the limits may have changed.
-    pub grants: u32,
-    /// What the host's meter measured.
-    pub measured: &'a Measured,
     /// The bucket.
     pub bucket: &'a Bucket,
-    /// The records from which the bucket is settled.
-    pub settlement: &'a Settlement,
     /// What this process may spend.
     pub credit: &'a Credit,
     /// Whether some stream of this process is being captured. No launch is then paid from credit, since it
@@ -77,7 +71,7 @@ struct Mark {
     /// Order of launches, from 1; 0: this place is free.
     order: u64,
     key: u64,
-    /// What was charged for it, before scaling.
+    /// What was charged for it.
     estimate: u64,
     /// Estimated work up to and including this launch.
     position: u64,
@@ -95,20 +89,17 @@ struct Mark {
 #[derive(Default)]
 #[repr(C)]
 pub struct Limiter {
-    /// Credit that is neither spent nor handed to the fast path, before scaling. It may be negative.
+    /// Credit that is neither spent nor handed to the fast path. It may be negative.
     purse: i64,
-    /// All that was ever drawn, before scaling.
+    /// All that was ever drawn.
     drawn: u64,
     /// Position up to which work has ended.
     done: u64,
     orders: u64,
     naps: u32,
     marks: [Mark; TIMED],
-    samples: Samples,
-    /// GPU time that this process was charged, in nanoseconds.
-    charged: i64,
+    costs: Costs,
     counted: Counted,
-    solitude: Solitude,
 }
 
 /// What this process has used since the last call of [`Limiter::count`].
@@ -117,20 +108,8 @@ pub struct Limiter {
 pub struct Counted {
     /// Launches.
     pub launches: u64,
-    /// GPU time charged; settling may make it negative.
+    /// GPU time charged; what was charged too much may make it negative.
     pub nanoseconds: i64,
-}
-
-/// Whether this process was the only one on the GPU in the last measured window. Its timings then contain no
-/// other process's work.
-#[derive(Clone, Copy, Default)]
-#[repr(C)]
-struct Solitude {
-    until: u64,
-    others: u64,
-    own_charged: i64,
-    all_charged: u64,
-    alone: bool,
 }
 
 impl Limiter {
@@ -144,21 +123,18 @@ impl Limiter {
     ) -> Answer {
         let shared = Shared::new(ground);
         self.collect(ground.credit);
-        let reading = Reading::read(ground.measured, now);
-        let Some(share) = Share::now(ground.line, reading.as_ref()) else { return Answer::Free };
-        self.reap(&shared, ground.credit, now, Reach::FirstThatRuns, &mut timing);
+        let Some(share) = Share::now(ground.line) else { return Answer::Free };
+        self.reap(&shared, ground.credit, Reach::FirstThatRuns, &mut timing);
         shared.refill(now, share.rate);
-        self.settle(&shared, reading.as_ref(), ground.grants, now);
-        if self.is_too_deep(&shared, key) {
+        if self.is_too_deep(key) {
             // A stream that stands still hides launches that have ended in other streams.
-            self.reap(&shared, ground.credit, now, Reach::All, &mut timing);
+            self.reap(&shared, ground.credit, Reach::All, &mut timing);
         }
-        if let Some(nap) = self.wait_for_work(&shared, key, now) {
+        if let Some(nap) = self.wait_for_work(key, now) {
             return Answer::Queued(nap);
         }
-        let estimate = self.samples.cost(key).unwrap_or(GUESS);
-        if !self.draw(&shared, estimate, now) {
-            shared.hold_back(now);
+        let estimate = self.costs.cost(key).unwrap_or(GUESS);
+        if !self.draw(&shared, estimate) {
             return Answer::HeldBack(shared.time_to_credit(share.rate));
         }
         self.mark(ground, key, estimate)
@@ -185,16 +161,16 @@ impl Limiter {
     }
 
     /// Settles the launch of pair `pair` before its events go. False: it has not ended.
-    pub fn settle_one(&mut self, ground: &Ground<'_>, now: u64, pair: usize, timing: Timing) -> bool {
-        self.look(&Shared::new(ground), ground.credit, now, pair, &mut |_| timing)
+    pub fn settle_one(&mut self, ground: &Ground<'_>, pair: usize, timing: Timing) -> bool {
+        self.look(&Shared::new(ground), ground.credit, pair, &mut |_| timing)
     }
 
     /// The launch of pair `pair` had used the device for up to `time` nanoseconds when its context ended.
     /// This says nothing about the cost of its kind.
-    pub fn cut_short(&mut self, ground: &Ground<'_>, now: u64, pair: usize, time: u64) {
+    pub fn cut_short(&mut self, ground: &Ground<'_>, pair: usize, time: u64) {
         let estimate = self.marks.get(pair).map_or(0, |mark| mark.estimate);
-        let shared = Shared::new(ground);
-        self.charge(&shared, now, shared.scaled(time.saturating_sub(estimate)).cast_signed());
+        let more = i64::try_from(time.saturating_sub(estimate)).unwrap_or(i64::MAX);
+        self.charge(&Shared::new(ground), more);
         self.end(pair);
     }
 
@@ -211,7 +187,7 @@ impl Limiter {
 
     /// Forgets what launches of `key` cost: its handle may come to mean something else.
     pub fn forget(&mut self, credit: &Credit, key: Key) {
-        self.samples.forget(key);
+        self.costs.forget(key);
         credit.forget_cost(key);
     }
 
@@ -232,19 +208,18 @@ impl Limiter {
         &mut self,
         shared: &Shared<'_>,
         credit: &Credit,
-        now: u64,
         reach: Reach,
         timing: &mut impl FnMut(usize) -> Timing,
     ) {
         for pair in 0..TIMED {
             if self.marks.get(pair).is_some_and(|mark| mark.order != 0 && mark.overdue) {
-                self.look(shared, credit, now, pair, timing);
+                self.look(shared, credit, pair, timing);
             }
         }
         let mut order = 0;
         while let Some(pair) = self.first_after(order) {
             order = self.marks.get(pair).map_or(u64::MAX, |mark| mark.order);
-            if !self.look(shared, credit, now, pair, timing) && reach == Reach::FirstThatRuns {
+            if !self.look(shared, credit, pair, timing) && reach == Reach::FirstThatRuns {
                 return;
             }
         }
@@ -255,14 +230,13 @@ impl Limiter {
         &mut self,
         shared: &Shared<'_>,
         credit: &Credit,
-        now: u64,
         pair: usize,
         timing: &mut impl FnMut(usize) -> Timing,
     ) -> bool {
         match timing(pair) {
             Timing::Running => return false,
             Timing::Took(time) => {
-                self.settle_timed(shared, credit, now, pair, time);
+                self.settle_timed(shared, credit, pair, time);
                 self.end(pair);
             }
             Timing::Lost => self.clear(pair),
@@ -270,44 +244,28 @@ impl Limiter {
         true
     }
 
-    fn settle_timed(&mut self, shared: &Shared<'_>, credit: &Credit, now: u64, pair: usize, time: u64) {
+    fn settle_timed(&mut self, shared: &Shared<'_>, credit: &Credit, pair: usize, time: u64) {
         let Some(mark) = self.marks.get(pair).copied().filter(|mark| !mark.late) else { return };
         let key = Key::from_bits(mark.key);
         let time = time.max(1);
-        let (likely, cost) = self.samples.add(key, time, self.solitude.alone);
-        credit.set_cost(key, cost);
-        let owed = if mark.untimed { time } else { likely };
-        let difference = shared.scaled(owed).cast_signed() - shared.scaled(mark.estimate).cast_signed();
-        self.charge(shared, now, difference);
+        credit.set_cost(key, self.costs.add(key, time));
+        self.charge(shared, bounded(time) - bounded(mark.estimate));
     }
 
-    fn charge(&mut self, shared: &Shared<'_>, now: u64, nanoseconds: i64) {
-        shared.charge(now, nanoseconds);
-        self.charged = self.charged.wrapping_add(nanoseconds);
+    fn charge(&mut self, shared: &Shared<'_>, nanoseconds: i64) {
+        shared.charge(nanoseconds);
         self.counted.nanoseconds = self.counted.nanoseconds.saturating_add(nanoseconds);
     }
 
-    fn settle(&mut self, shared: &Shared<'_>, reading: Option<&Reading>, grants: u32, now: u64) {
-        let Some(reading) = reading else {
-            self.solitude.alone = false;
-            return;
-        };
-        if reading.until != self.solitude.until {
-            self.solitude.window(reading, self.charged, shared.charged());
-            shared.settle(reading, grants, now, self.solitude.alone);
-        }
-    }
-
     /// Whether something has to end before `key` is launched.
-    fn is_too_deep(&self, shared: &Shared<'_>, key: Key) -> bool {
-        let unfinished = shared.scaled(self.unfinished().max(0).unsigned_abs());
-        self.is_full() || unfinished > DEPTH || self.is_unsure_about(key)
+    fn is_too_deep(&self, key: Key) -> bool {
+        self.is_full() || self.unfinished() > DEPTH.cast_signed() || self.is_unsure_about(key)
     }
 
     /// How long to wait for unfinished work before the next launch, in nanoseconds; `None`: not at all.
-    fn wait_for_work(&mut self, shared: &Shared<'_>, key: Key, now: u64) -> Option<u64> {
+    fn wait_for_work(&mut self, key: Key, now: u64) -> Option<u64> {
         let pair = self.first_after(0)?;
-        if !self.is_too_deep(shared, key) {
+        if !self.is_too_deep(key) {
             self.naps = 0;
             return None;
         }
@@ -326,11 +284,11 @@ impl Limiter {
     /// Whether launching `key` would queue too much work of unknown length.
     fn is_unsure_about(&self, key: Key) -> bool {
         let mut untimed = self.active().filter(|mark| mark.untimed);
-        self.samples.cost(key).is_none()
+        self.costs.cost(key).is_none()
             && (untimed.clone().count() >= UNTIMED || untimed.any(|mark| mark.key == key.bits()))
     }
 
-    /// Estimated work that was launched and has not ended, before scaling, without unspent credit.
+    /// Estimated work that was launched and has not ended, without unspent credit.
     fn unfinished(&self) -> i64 {
         self.drawn.wrapping_sub(self.done).cast_signed().saturating_sub(self.purse)
     }
@@ -354,13 +312,10 @@ impl Limiter {
     }
 
     /// Fills the purse to at least `estimate`. False: the bucket is empty.
-    fn draw(&mut self, shared: &Shared<'_>, estimate: u64, now: u64) -> bool {
+    fn draw(&mut self, shared: &Shared<'_>, estimate: u64) -> bool {
         let missing = i64::try_from(estimate).unwrap_or(i64::MAX).saturating_sub(self.purse);
         if missing <= 0 {
             return true;
-        }
-        if !self.solitude.alone {
-            shared.give_back();
         }
         if shared.level() <= 0 {
             return false;
@@ -368,7 +323,7 @@ impl Limiter {
         let taken = missing.unsigned_abs().max(SLICE);
         self.drawn = self.drawn.wrapping_add(taken);
         self.purse = self.purse.saturating_add_unsigned(taken);
-        self.charge(shared, now, shared.scaled(taken).cast_signed());
+        self.charge(shared, bounded(taken));
         true
     }
 
@@ -381,7 +336,7 @@ impl Limiter {
             key: key.bits(),
             estimate,
             position: self.position(),
-            untimed: self.samples.cost(key).is_none(),
+            untimed: self.costs.cost(key).is_none(),
             ..Mark::default()
         };
         let free = self.marks.iter_mut().enumerate().find(|(_, place)| place.order == 0);
@@ -430,21 +385,10 @@ impl Limiter {
     }
 }
 
-impl Solitude {
-    fn window(&mut self, reading: &Reading, own_charged: i64, all_charged: u64) {
-        let own = own_charged.wrapping_sub(self.own_charged).max(0).unsigned_abs();
-        let all = all_charged.wrapping_sub(self.all_charged);
-        // Less than a fiftieth was charged by other processes of the container.
-        let alone = reading.others == self.others && own.saturating_mul(50) >= all.saturating_mul(49);
-        let began = self.until != 0;
-        *self = Self {
-            until: reading.until,
-            others: reading.others,
-            own_charged,
-            all_charged,
-            alone: began && alone,
-        };
-    }
+/// Nanoseconds as a number that a difference of two of does not overflow. An event may say anything.
+fn bounded(nanoseconds: u64) -> i64 {
+    const MOST: u64 = 1 << 62;
+    nanoseconds.min(MOST).cast_signed()
 }
 
 #[cfg(test)]

@@ -4,19 +4,17 @@
 //! share fills and which may be in debt. A process draws a slice at a time and spends it launch by launch, at
 //! what each kind of launch costs: the fast path is one look-up and one subtraction. When the slice is spent,
 //! one thread at a time takes the slow path. It times one launch with a pair of events, bounds what is
-//! queued, waits while the bucket is empty, and settles what the host's meter measured against what was
-//! charged.
+//! queued, and waits while the bucket is empty.
 //!
-//! Event pairs decide how fast to launch; the meter decides what is owed. Event pairs alone read too long
-//! where tenants take turns on the GPU. The meter alone comes too late. Nothing here calls the driver, sleeps
-//! or reads a clock: hooks drive it in real time, and tests in virtual time.
+//! Event pairs read too long where tenants take turns on the GPU, so that a large share beside busy neighbours
+//! falls short. The driver's own samples are no remedy: each names one process for 200 ms. Nothing here calls
+//! the driver, sleeps or reads a clock: hooks drive it in real time, and tests in virtual time.
 
 mod bucket;
+mod costs;
 mod credit;
 mod key;
 mod limiter;
-mod samples;
-mod settle;
 mod share;
 
 pub use bucket::Shared;
@@ -33,13 +31,6 @@ const MILLISECOND: u64 = 1_000_000;
 /// The most that an unused share accumulates, in nanoseconds of GPU time. With 5 ms the share between
 /// containers suffers, with 20 ms bursts pass 105 %.
 const CAP: u64 = 10 * MILLISECOND;
-/// The most that is kept of what was charged too much. With more, a single second would contain too much of
-/// what is given back.
-const REFUND_CAP: u64 = 15 * MILLISECOND;
-/// The same where charges match the launches and only come early.
-const REFUND_CAP_EXACT: u64 = 100 * MILLISECOND;
-/// What is given back in one measured window where charges match the launches.
-const REFUND_STEP: u64 = 3 * MILLISECOND;
 /// What a process draws at a time. It bounds what is lost with a killed process, and how late a change of
 /// limits is seen.
 const SLICE: u64 = MILLISECOND / 2;
@@ -56,7 +47,7 @@ const UNTIMED: usize = 4;
 /// How long a launch waits for unfinished work to end. Without this bound, a stream that waits for a later
 /// launch of this same thread would wait for ever.
 const PATIENCE: u64 = 250 * MILLISECOND;
-/// The meter's line is ignored when the meter has not written it for this long.
+/// A time stamp further in the future than this is not valid.
 const STALE: u64 = 1_000 * MILLISECOND;
 /// The longest sleep of a held-back launch before it looks again. New limits are obeyed within this time.
 const NAP: u64 = 10 * MILLISECOND;

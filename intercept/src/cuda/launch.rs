@@ -248,10 +248,7 @@ impl Launcher {
         let (limits, usage) = (here.book().limits?, here.book().usage?);
         Some(Ground {
             line: limits.devices.get(line)?,
-            grants: limits.header.sequence.load(Relaxed),
-            measured: limits.measured.get(line)?,
             bucket: usage.header.buckets.get(line)?,
-            settlement: usage.settlements.get(line)?,
             credit: &self.credit,
             capturing: false,
         })
@@ -277,7 +274,7 @@ impl Asked {
             let now = sys::now();
             let timing = pair.context_ends(now);
             if let Some(ground) = ground {
-                limiter.settle_one(ground, now, number, timing);
+                limiter.settle_one(ground, number, timing);
             }
         }
     }
@@ -299,7 +296,7 @@ impl Asked {
         }
         let (Some((since, number)), Some(ground)) = (first, ground) else { return };
         let now = sys::now();
-        limiter.cut_short(ground, now, number, now.saturating_sub(since));
+        limiter.cut_short(ground, number, now.saturating_sub(since));
     }
 }
 

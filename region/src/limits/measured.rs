@@ -12,17 +12,16 @@ use crate::MAX_DEVICES;
 pub struct Measured {
     /// Odd while the host writes.
     pub sequence: AtomicU32,
-    /// Share of the GPU that a `burst` container may use now, in hundredths of a percent; 0: the meter says
-    /// nothing, and the container's own share counts.
-    pub burst_share: AtomicU32,
+    /// Always 0: libraries of earlier versions read here how much idle time a container was lent.
+    lent: AtomicU32,
     /// End of the last sampling window that is counted, monotonic time in nanoseconds; 0: nothing was ever
     /// measured.
     pub until: AtomicU64,
     /// GPU time of the container's processes in all windows so far, in nanoseconds.
     pub own_nanoseconds: AtomicU64,
-    /// How often the meter found that others had used the GPU. A library only needs to know whether others
-    /// used it; how much they used is not told.
-    pub others_windows: AtomicU64,
+    /// With [`BY_RECORD`] the GPU time is that of the GPU's own record. The rest is any other number in each
+    /// window: from an equal one libraries of earlier versions took it that nobody else used the GPU.
+    source: AtomicU64,
     /// Device memory that the driver counts for the container's processes, in bytes; 0 where the driver does
     /// not tell.
     pub memory_bytes: AtomicU64,
@@ -30,7 +29,7 @@ pub struct Measured {
     /// stopped.
     pub written: AtomicU64,
     /// Part of `memory_bytes` that the container's own books do not explain, in bytes; 0: the books explain
-    /// all of it. With [`WITHHELD`] the container's limit is lowered by it.
+    /// all of it. Below [`WITHHELD`].
     unbooked: AtomicU64,
     /// What the node could add to the line's memory limit now, in MiB. The meter alone writes this word and
     /// the next, and no other part of the line with them.
@@ -41,12 +40,10 @@ pub struct Measured {
 
 const _: () = assert!(size_of::<Measured>() == 64);
 
-/// The bit of [`Measured::unbooked`] by which the container's limit is lowered by the bytes.
+/// The bit of [`Measured::unbooked`] by which libraries of earlier versions lower their limit by the bytes.
 const WITHHELD: u64 = 1 << 63;
-/// A line that was written longer ago, in nanoseconds, is of a meter that has stopped: it lowers no limit.
-const FRESH: u64 = 5_000_000_000;
 
-/// The bit of [`Measured::others_windows`] by which the GPU time is that of the GPU's own record.
+/// The bit of [`Measured::source`] by which the GPU time is that of the GPU's own record.
 const BY_RECORD: u64 = 1 << 63;
 
 const LINES: usize = core::mem::offset_of!(LimitsFile, measured);
@@ -55,22 +52,16 @@ const LINES: usize = core::mem::offset_of!(LimitsFile, measured);
 /// [`Measured`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measurement {
-    /// Hundredths of a percent that a `burst` container may use now; 0: the meter says nothing.
-    pub burst_share: u32,
     /// End of the last window counted, monotonic nanoseconds; 0: nothing was measured.
     pub until: u64,
     /// GPU time of the container, in nanoseconds.
     pub own_nanoseconds: u64,
-    /// How often the meter found somebody else on the GPU.
-    pub others_windows: u64,
     /// Device memory by the driver's count, in bytes.
     pub memory_bytes: u64,
     /// When the host wrote the line, monotonic nanoseconds; 0: never.
     pub written: u64,
     /// Device memory that the container's own books do not explain, in bytes.
     pub unbooked_bytes: u64,
-    /// Whether the container's limit is lowered by it.
-    pub is_withheld: bool,
     /// Whether the GPU time is that of the GPU's own record of context switches, and not of NVML's samples.
     pub is_by_record: bool,
 }
@@ -82,15 +73,14 @@ impl Measured {
         let writing = self.sequence.load(Relaxed) | 1;
         self.sequence.store(writing, Relaxed);
         fence(Release);
-        self.burst_share.store(value.burst_share, Relaxed);
+        self.lent.store(0, Relaxed);
         self.until.store(value.until, Relaxed);
         self.own_nanoseconds.store(value.own_nanoseconds, Relaxed);
         let by_record = if value.is_by_record { BY_RECORD } else { 0 };
-        self.others_windows.store(value.others_windows & !BY_RECORD | by_record, Relaxed);
+        self.source.store(value.until & !BY_RECORD | by_record, Relaxed);
         self.memory_bytes.store(value.memory_bytes, Relaxed);
         self.written.store(value.written, Relaxed);
-        let withheld = if value.is_withheld { WITHHELD } else { 0 };
-        self.unbooked.store(value.unbooked_bytes & !WITHHELD | withheld, Relaxed);
+        self.unbooked.store(value.unbooked_bytes & !WITHHELD, Relaxed);
         self.sequence.store(writing.wrapping_add(1), Release);
     }
 
@@ -98,36 +88,16 @@ impl Measured {
     /// the line.
     pub fn get(&self) -> Option<Measurement> {
         let before = self.sequence.load(Acquire);
-        let unbooked = self.unbooked.load(Relaxed);
-        let others = self.others_windows.load(Relaxed);
         let value = Measurement {
-            burst_share: self.burst_share.load(Relaxed),
             until: self.until.load(Relaxed),
             own_nanoseconds: self.own_nanoseconds.load(Relaxed),
-            others_windows: others & !BY_RECORD,
             memory_bytes: self.memory_bytes.load(Relaxed),
             written: self.written.load(Relaxed),
-            unbooked_bytes: unbooked & !WITHHELD,
-            is_withheld: unbooked & WITHHELD != 0,
-            is_by_record: others & BY_RECORD != 0,
+            unbooked_bytes: self.unbooked.load(Relaxed) & !WITHHELD,
+            is_by_record: self.source.load(Relaxed) & BY_RECORD != 0,
         };
         fence(Acquire);
         (before.is_multiple_of(2) && self.sequence.load(Relaxed) == before).then_some(value)
-    }
-
-    /// By how many bytes the container's memory limit is lowered, for what it holds beyond its books. `now` is
-    /// asked for the monotonic time in nanoseconds where it is any at all.
-    #[inline]
-    pub fn withheld(&self, now: impl FnOnce() -> u64) -> u64 {
-        let unbooked = self.unbooked.load(Relaxed);
-        if unbooked & WITHHELD == 0 { 0 } else { self.if_fresh(unbooked & !WITHHELD, now()) }
-    }
-
-    /// `bytes`, unless the meter that wrote them has stopped. Apart, since each allocation passes by it.
-    #[cold]
-    #[inline(never)]
-    fn if_fresh(&self, bytes: u64, now: u64) -> u64 {
-        if now.saturating_sub(self.written.load(Relaxed)) > FRESH { 0 } else { bytes }
     }
 }
 
@@ -140,14 +110,11 @@ pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
     for (value, line) in all.iter_mut().zip(lines.chunks_exact(size_of::<Measured>())) {
         if word(line, 0).is_multiple_of(2) {
             *value = Measurement {
-                burst_share: word(line, 4),
                 until: long(line, 8),
                 own_nanoseconds: long(line, 16),
-                others_windows: long(line, 24) & !BY_RECORD,
                 memory_bytes: long(line, 32),
                 written: long(line, 40),
                 unbooked_bytes: long(line, 48) & !WITHHELD,
-                is_withheld: long(line, 48) & WITHHELD != 0,
                 is_by_record: long(line, 24) & BY_RECORD != 0,
             };
         }
@@ -163,10 +130,10 @@ fn long(line: &[u8], at: usize) -> u64 {
     line.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
-const _: () = assert!(core::mem::offset_of!(Measured, burst_share) == 4);
+const _: () = assert!(core::mem::offset_of!(Measured, lent) == 4);
 const _: () = assert!(core::mem::offset_of!(Measured, until) == 8);
 const _: () = assert!(core::mem::offset_of!(Measured, own_nanoseconds) == 16);
-const _: () = assert!(core::mem::offset_of!(Measured, others_windows) == 24);
+const _: () = assert!(core::mem::offset_of!(Measured, source) == 24);
 const _: () = assert!(core::mem::offset_of!(Measured, memory_bytes) == 32);
 const _: () = assert!(core::mem::offset_of!(Measured, written) == 40);
 const _: () = assert!(core::mem::offset_of!(Measured, unbooked) == 48);
@@ -178,14 +145,11 @@ mod tests {
     use crate::limits::tests::{bytes_of, empty};
 
     const SEEN: Measurement = Measurement {
-        burst_share: 7150,
         until: u64::MAX,
         own_nanoseconds: 3,
-        others_windows: 4,
         memory_bytes: 5 << 30,
         written: 6,
         unbooked_bytes: 7,
-        is_withheld: true,
         is_by_record: true,
     };
 
@@ -201,17 +165,16 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_lowered_only_where_the_meter_says_so_and_lives() {
+    fn no_library_of_an_earlier_version_lowers_its_limit_or_takes_itself_for_alone() {
         let file = empty();
         let line = &file.measured[0];
-        for (is_withheld, age, want) in
-            [(false, 0, 0), (true, 0, 7), (true, FRESH, 7), (true, FRESH + 1, 0), (true, 0, 7)]
-        {
-            line.set(&Measurement { is_withheld, ..SEEN });
-            assert_eq!(line.withheld(|| SEEN.written + age), want, "{is_withheld}, {age}");
-        }
-        line.set(&Measurement::default());
-        assert_eq!(line.withheld(|| 0), 0);
+        let mut sources = [1, 2].map(|until| {
+            line.set(&Measurement { until, unbooked_bytes: u64::MAX, ..SEEN });
+            assert_eq!((line.lent.load(Relaxed), line.unbooked.load(Relaxed) >> 63), (0, 0));
+            line.source.load(Relaxed) & !BY_RECORD
+        });
+        sources.sort_unstable();
+        assert_ne!(sources[0], sources[1]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use gpushare_region::{
     LIMITS_LEN, MAX_DEVICES, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, encode_limits, grants_are, measurements,
-    processes, read_throttles, read_usage,
+    processes, read_throttled, read_usage,
 };
 
 /// Checks the readers of a usage file over these bytes.
@@ -11,7 +11,7 @@ pub fn usage(bytes: &[u8]) {
     let read = read_usage(bytes);
     assert_eq!(read.is_ok(), processes(bytes).is_ok(), "the two readers disagree about damage");
     assert!(read.is_err() || bytes.len() >= USAGE_LEN, "a short file is damaged");
-    if read_throttles(bytes).is_ok() {
+    if read_throttled(bytes).is_ok() {
         assert!(bytes.len() >= USAGE_HEADER_LEN, "a short header is damaged");
     } else {
         assert!(read.is_err(), "a file with a damaged header is damaged");

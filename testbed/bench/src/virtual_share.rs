@@ -6,7 +6,7 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 use gpushare_intercept_trial::{
-    Bounds, Case, Container, Discipline, Estimates, Load, MILLISECOND, Meter, Setting, Summary, Trial, cases,
+    Bounds, Case, Container, Discipline, Estimates, Load, MILLISECOND, Setting, Summary, Trial, cases,
 };
 
 use crate::table::{Row, Table};
@@ -19,17 +19,13 @@ const FIRST: u64 = 1000;
 
 const SLICES: Discipline = Discipline::Slices(2 * MILLISECOND);
 
-/// Work that runs to its end, without and with a meter, and turns of 2 ms, which need one.
-fn settings() -> [(&'static str, Setting); 3] {
-    let setting = |device, meter, mean, second| {
+/// Work that runs to its end, and turns of 2 ms, beside which a container falls short.
+fn settings() -> [(&'static str, Setting); 2] {
+    let setting = |device, mean, second| {
         let bounds = Bounds { mean, second, first: 95.0..=110.0 };
-        Setting { device, meter, bounds }
+        Setting { device, bounds }
     };
-    [
-        ("FIFO, no meter", setting(Discipline::Submission, None, 0.5, 3.0)),
-        ("FIFO", setting(Discipline::Submission, Some(Meter::default()), 0.5, 3.0)),
-        ("slices", setting(SLICES, Some(Meter::default()), 1.0, 4.0)),
-    ]
+    [("FIFO", setting(Discipline::Submission, 0.5, 3.0)), ("slices", setting(SLICES, 1.0, 4.0))]
 }
 
 /// Measures the section.
@@ -75,8 +71,7 @@ fn summary(what: &str, told: &Summary, bounds: &Bounds) -> Row {
 fn control() -> Row {
     let container = Container::fixed(25, 1, Load::steady(10 * MILLISECOND, 0));
     let trial = Trial::new(vec![container], SLICES, FIRST);
-    let figures = Trial { estimates: Estimates::Pinned, meter: None, ..trial }.run();
+    let figures = Trial { estimates: Estimates::Pinned, ..trial }.run();
     let words = figures.iter().map(|one| format!("mean {:.1}, first {:.0} %", one.mean, one.first));
-    Row::plain("negative control: estimates pinned, no meter", "must fail")
-        .spread(words.collect::<Vec<_>>().join("; "))
+    Row::plain("negative control: estimates pinned", "must fail").spread(words.collect::<Vec<_>>().join("; "))
 }

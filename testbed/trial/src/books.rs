@@ -1,9 +1,9 @@
-//! The parts of a container's files that its processes and the meter share.
+//! The parts of a container's files that its processes share.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use gpushare_intercept::compute::{Credit, Ground};
-use gpushare_region::{Bucket, LimitLine, Measured, Settlement};
+use gpushare_region::{Bucket, LimitLine};
 
 use crate::container::Container;
 
@@ -11,9 +11,7 @@ use crate::container::Container;
 #[derive(Default)]
 pub(crate) struct Books {
     line: LimitLine,
-    pub(crate) measured: Measured,
     bucket: Bucket,
-    settlement: Settlement,
 }
 
 impl Books {
@@ -26,7 +24,7 @@ impl Books {
     }
 
     pub(crate) fn ground<'a>(&'a self, credit: &'a Credit) -> Ground<'a> {
-        let Self { line, measured, bucket, settlement } = self;
-        Ground { line, grants: 0, measured, bucket, settlement, credit, capturing: false }
+        let Self { line, bucket } = self;
+        Ground { line, bucket, credit, capturing: false }
     }
 }

@@ -4,7 +4,6 @@ use gpushare_simulator::virtual_gpu::Discipline;
 
 use crate::container::{Container, Load, Shape};
 use crate::figures::{Bounds, Figures};
-use crate::meter::Meter;
 use crate::run::Trial;
 use crate::time::MILLISECOND;
 
@@ -33,8 +32,6 @@ pub struct Summary {
 pub struct Setting {
     /// How the device chooses whose work runs next.
     pub device: Discipline,
-    /// The host's meter; `None`: event pairs alone decide.
-    pub meter: Option<Meter>,
     /// What a container that comes near to its share stays within.
     pub bounds: Bounds,
 }
@@ -47,8 +44,7 @@ impl Case {
         let mut summary = Summary { worst: nothing, ..Summary::default() };
         for seed in seeds {
             for containers in self.runs.iter().step_by(step) {
-                let trial = Trial::new(containers.clone(), setting.device, seed);
-                for figures in (Trial { meter: setting.meter, ..trial }).run() {
+                for figures in Trial::new(containers.clone(), setting.device, seed).run() {
                     summary.containers += 1;
                     summary.misses += usize::from(!figures.is_within(&setting.bounds));
                     summary.worst = summary.worst.worse(&figures);

@@ -1,5 +1,4 @@
-//! Tries the compute share in virtual time: containers with their processes, a GPU and the host's meter share
-//! one clock.
+//! Tries the compute share in virtual time: containers with their processes and a GPU share one clock.
 //!
 //! The limiter is that of the interception library; the device is the simulator's. A run shows how far the
 //! GPU time of each container is from its share. The suite contains a negative control, a limiter that never
@@ -11,7 +10,6 @@ mod cases;
 mod chance;
 mod container;
 mod figures;
-mod meter;
 mod program;
 mod run;
 pub mod supervised;
@@ -21,7 +19,6 @@ pub use cases::{Case, Setting, Summary, cases};
 pub use container::{Container, Load, Shape};
 pub use figures::{Bounds, Figures};
 pub use gpushare_simulator::virtual_gpu::Discipline;
-pub use meter::{Meter, Rounding};
 pub use program::Estimates;
 pub use run::Trial;
 pub use time::{MICROSECOND, MILLISECOND, SECOND};

@@ -1,13 +1,11 @@
 //! One run of a trial: handles all events in the order of their time.
 
-use gpushare_region::Measured;
 use gpushare_simulator::virtual_gpu::{Discipline, VirtualGpu};
 
 use crate::books::Books;
 use crate::chance::Chance;
 use crate::container::Container;
 use crate::figures::Figures;
-use crate::meter::{Counts, LOOK, Meter};
 use crate::program::{Estimates, Program, Sleep};
 use crate::time::{MILLISECOND, SECOND};
 
@@ -18,8 +16,6 @@ pub struct Trial {
     pub containers: Vec<Container>,
     /// How the device chooses whose work runs next.
     pub device: Discipline,
-    /// The host's meter; `None`: event pairs alone decide.
-    pub meter: Option<Meter>,
     /// What the limiter learns.
     pub estimates: Estimates,
     /// Processes start within this many nanoseconds of each other.
@@ -31,11 +27,11 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// A run of 11 s in which `containers` share `device`, with a meter.
+    /// A run of 11 s in which `containers` share `device`.
     #[must_use]
     pub fn new(containers: Vec<Container>, device: Discipline, seed: u64) -> Self {
-        let (meter, estimates) = (Some(Meter::default()), Estimates::Learned);
-        Self { containers, device, meter, estimates, stagger: 20 * MILLISECOND, seconds: 11, seed }
+        let estimates = Estimates::Learned;
+        Self { containers, device, estimates, stagger: 20 * MILLISECOND, seconds: 11, seed }
     }
 
     /// Makes the run. Returns the figures of each container.
@@ -57,31 +53,19 @@ impl Trial {
         let mut programs: Vec<Program> = programs.collect();
         let books: Vec<Books> = self.containers.iter().map(Books::new).collect();
         let mut gpu = VirtualGpu::new(self.device, owners.len());
-        let phase = chance.below(SECOND);
-        let counts = self.meter.map(|meter| Counts::new(meter, owners.clone(), books.len(), phase));
-        let mut host = counts.map(|counts| Host { counts, next_look: phase % LOOK });
-        self.drive(&mut gpu, &mut programs, &books, host.as_mut());
+        self.drive(&mut gpu, &mut programs, &books);
         self.figures(&gpu, &owners, &starts)
     }
 
-    fn drive(
-        &self,
-        gpu: &mut VirtualGpu,
-        programs: &mut [Program],
-        books: &[Books],
-        mut host: Option<&mut Host>,
-    ) {
+    fn drive(&self, gpu: &mut VirtualGpu, programs: &mut [Program], books: &[Books]) {
         let end = self.seconds * SECOND;
         loop {
             let wakes = programs.iter().filter_map(Program::wakes).min();
             let waits = programs.iter().any(|program| matches!(program.sleep, Sleep::Ended(..)));
             let change = if waits { gpu.next_change() } else { None };
-            let times = [wakes, change, host.as_ref().map(|host| host.next())];
+            let times = [wakes, change];
             let Some(now) = times.into_iter().flatten().min().filter(|now| *now < end) else { break };
             gpu.advance(now);
-            if let Some(host) = &mut host {
-                host.act(gpu, &self.containers, books, now);
-            }
             for program in &mut *programs {
                 program.notice(gpu, now);
                 if program.wakes().is_some_and(|time| time <= now) {
@@ -104,29 +88,5 @@ impl Trial {
             Figures::new(&bins, begin, end, container.cores)
         };
         self.containers.iter().enumerate().map(figures).collect()
-    }
-}
-
-/// The host's meter and the time of its next look.
-struct Host {
-    counts: Counts,
-    next_look: u64,
-}
-
-impl Host {
-    fn next(&self) -> u64 {
-        self.next_look.min(self.counts.next_window)
-    }
-
-    fn act(&mut self, gpu: &VirtualGpu, containers: &[Container], books: &[Books], now: u64) {
-        if now >= self.counts.next_window {
-            self.counts.end_window(gpu, now);
-        }
-        if now >= self.next_look {
-            self.next_look = now + LOOK;
-            let lines: Vec<&Measured> = books.iter().map(|books| &books.measured).collect();
-            let burst: Vec<u32> = containers.iter().map(|container| container.cores * 100).collect();
-            self.counts.tell(&lines, now, &burst);
-        }
     }
 }

@@ -80,43 +80,6 @@ fn the_gpu_time_of_each_container_is_measured_over_a_restart_of_the_meter() {
 }
 
 #[test]
-#[ignore = "needs root and runc: runs containers"]
-fn idle_time_is_promised_to_a_bursting_container_until_its_neighbour_comes() {
-    if !met(NEEDS) {
-        return;
-    }
-    let node = SimulatedNode::one_gpu();
-    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-    // The kernels take their time and compute nothing: a busy processor would keep the simulated GPU busy as
-    // well.
-    let share = |cores| {
-        let bundle = Bundle::with_client().env("GPUSHARE_SIMULATOR_RUN", "0");
-        bundle.env("GPUSHARE_MEMORY", "4GiB").env("GPUSHARE_CORES", cores)
-    };
-    // Both work until they are stopped: a loaded machine takes its time to see them.
-    let launch =
-        ["/bin/gpushare-tests-client", "launch", "1ms", "--every", "1", "--pause", "0", "--seconds", "1000"];
-    let bursting = share("30").env("GPUSHARE_COMPUTE_POLICY", "burst").args(&launch);
-    let fixed = share("70");
-    let _meter = meter::start(runtime.config());
-    let containers = [&bursting, &fixed].map(|bundle| runtime.run(bundle));
-    let promised = |bundle: &Bundle| listed(runtime.config(), bundle.id(), 0)["burst_share"].as_f64();
-    let is_alone = || eventually(SOON, || promised(&bursting) == Some(100.0));
-    assert!(is_alone(), "alone: {:?}", promised(&bursting));
-    thread::scope(|scope| {
-        let neighbour = scope.spawn(|| containers[1].exec(&launch));
-        let back = eventually(SOON, || promised(&bursting).is_some_and(|share| share < 31.0));
-        // It ends all but the container's init.
-        let _ = containers[1].exec(&["/bin/sh", "-c", "kill -9 -1"]);
-        assert!(back, "beside its neighbour: {:?}", promised(&bursting));
-        let outcome = neighbour.join().expect("it was waited for");
-        assert!(!outcome.success(), "it was to go on: {outcome:?}");
-    });
-    assert!(is_alone(), "alone again: {:?}", promised(&bursting));
-    assert_eq!(promised(&fixed), None, "a fixed share is what it is");
-}
-
-#[test]
 #[ignore = "needs root and runc: runs a container"]
 fn a_node_has_one_meter_and_the_doctor_misses_it_where_it_is_needed() {
     if !met(NEEDS) {

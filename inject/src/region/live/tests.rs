@@ -133,7 +133,7 @@ fn a_slot_counts_while_its_lock_is_held_or_its_owner_runs() {
 fn a_damaged_usage_file_costs_bounded_time_and_says_so() {
     let (folder, region) = region(&lease(1 << 30, None));
     assert_eq!(region.read_usage(&Running::default(), 16).unwrap().devices[0], DeviceUsage::default());
-    assert_eq!(region.read_throttles().unwrap()[0], Throttle::default());
+    assert_eq!(region.read_throttled().unwrap()[0], 0);
     let usage = folder.path().join("usage");
     let good = fs::read(&usage).unwrap();
     let mut wrong_version = good.clone();

@@ -9,9 +9,7 @@ const OTHER: Key = Key::kernel(0x2000, [1, 1, 1], [1, 1, 1]);
 #[derive(Default)]
 struct Bench {
     line: LimitLine,
-    measured: Measured,
     bucket: Bucket,
-    settlement: Settlement,
     credit: Credit,
     limiter: Box<Limiter>,
     now: u64,
@@ -26,8 +24,8 @@ impl Bench {
     }
 
     fn ask(&mut self, key: Key, timing: impl FnMut(usize) -> Timing) -> Answer {
-        let Self { line, measured, bucket, settlement, credit, limiter, now } = self;
-        let ground = Ground { line, grants: 0, measured, bucket, settlement, credit, capturing: false };
+        let Self { line, bucket, credit, limiter, now } = self;
+        let ground = Ground { line, bucket, credit, capturing: false };
         limiter.ask(&ground, key, *now, timing)
     }
 
@@ -150,7 +148,7 @@ fn a_launch_that_cannot_be_timed_says_nothing_about_those_before_it() {
         ("lost", |limiter, pair| limiter.lost(pair)),
     ] {
         let mut bench = Bench::new(99);
-        bench.limiter.samples.add(KERNEL, 2 * MILLISECOND, true);
+        bench.limiter.costs.add(KERNEL, 2 * MILLISECOND);
         bench.bucket.nanoseconds.store(400_000_000, Relaxed);
         let (begin, mut launched) = (bench.now, 0);
         while bench.now < begin + PATIENCE - 50 * MILLISECOND {
@@ -201,13 +199,13 @@ fn a_late_timing_of_a_known_kind_teaches_nothing() {
         let (pair, _) = bench.admit(KERNEL, took);
         bench.limiter.launched(pair, Some(0));
     }
-    let cost = bench.limiter.samples.cost(KERNEL);
+    let cost = bench.limiter.costs.cost(KERNEL);
     for _ in 0..4 {
         let (pair, _) = bench.admit(KERNEL, |_, _| Timing::Took(5 * MILLISECOND));
         bench.limiter.launched(pair, Some(4 * MILLISECOND));
     }
-    // A launch from before the late ones counts.
-    assert!(bench.limiter.samples.cost(KERNEL) <= cost.map(|cost| cost + cost / 10));
+    // One launch from before the late ones counts.
+    assert!(bench.limiter.costs.cost(KERNEL) <= cost.map(|cost| 2 * cost));
 }
 
 #[test]
@@ -216,15 +214,9 @@ fn whatever_the_tenant_writes_and_the_device_says_is_computed_with() {
         let mut bench = Bench::new(30);
         for (index, time) in [bytes, 0, 1, bytes.rotate_left(3)].into_iter().enumerate() {
             let bucket = &bench.bucket;
-            for word in
-                [&bucket.nanoseconds, &bucket.refilled, &bucket.charged, &bucket.settled, &bucket.scale]
-            {
+            for word in [&bucket.nanoseconds, &bucket.refilled] {
                 word.store(bytes.rotate_left(u32::try_from(index).unwrap_or(0) * 13), Relaxed);
             }
-            bucket.refund.store(bytes, Relaxed);
-            bench.measured.until.store(bench.now, Relaxed);
-            bench.measured.written.store(bench.now, Relaxed);
-            bench.measured.own_nanoseconds.store(bytes, Relaxed);
             bench.now += 60 * MILLISECOND;
             if let Answer::Timed(pair) = bench.ask(KERNEL, |_| Timing::Took(time)) {
                 bench.limiter.launched(pair, Some(bytes));

@@ -2,11 +2,11 @@
 
 use super::key::{Key, PLACES};
 
-/// How many last timings of a kind are kept.
-const LAST: usize = 4;
+/// Over how many timings a cost is averaged.
+const LAST: u64 = 4;
 
 #[repr(C)]
-pub(super) struct Samples {
+pub(super) struct Costs {
     kinds: [Kind; PLACES],
 }
 
@@ -19,34 +19,29 @@ struct Kind {
     /// Timings in a row that were far above the cost.
     above: u32,
     cost: u64,
-    last: [u64; LAST],
 }
 
-impl Default for Samples {
+impl Default for Costs {
     fn default() -> Self {
         Self { kinds: [Kind::default(); PLACES] }
     }
 }
 
-impl Samples {
+impl Costs {
     /// What a launch of `key` is assumed to cost, in nanoseconds; `None`: this kind was never timed.
     pub(super) fn cost(&self, key: Key) -> Option<u64> {
         let kind = self.kinds.get(key.place())?;
         (kind.tag == key.tag() && kind.count > 0).then_some(kind.cost)
     }
 
-    /// Adds a timing of `key`. Returns what the launch itself probably took, and the assumed cost of the next
-    /// one.
-    ///
-    /// Other tenants' turns on the GPU only ever lengthen a timing. A timing far above the least of the last
-    /// few is therefore cut, unless this process is `alone`. A cost that really rises is adopted within two
-    /// timings.
-    pub(super) fn add(&mut self, key: Key, time: u64, alone: bool) -> (u64, u64) {
-        let Some(kind) = self.kinds.get_mut(key.place()) else { return (time, time) };
+    /// Adds a timing of `key`. Returns the assumed cost of the next launch. A cost that rises is adopted within
+    /// two timings.
+    pub(super) fn add(&mut self, key: Key, time: u64) -> u64 {
+        let Some(kind) = self.kinds.get_mut(key.place()) else { return time };
         if kind.tag != key.tag() {
             *kind = Kind { tag: key.tag(), ..Kind::default() };
         }
-        kind.add(time, alone)
+        kind.add(time)
     }
 
     pub(super) fn forget(&mut self, key: Key) {
@@ -57,21 +52,15 @@ impl Samples {
 }
 
 impl Kind {
-    fn add(&mut self, time: u64, alone: bool) -> (u64, u64) {
-        let place = self.count as usize % LAST;
-        if let Some(last) = self.last.get_mut(place) {
-            *last = time;
-        }
+    fn add(&mut self, time: u64) -> u64 {
         self.count = self.count.saturating_add(1);
-        let least = self.last.iter().take(self.count as usize).copied().min().unwrap_or(time);
-        let likely = if alone { time } else { time.min(above(least)) };
-        self.above = if likely > above(self.cost) { self.above.saturating_add(1) } else { 0 };
+        self.above = if time > above(self.cost) { self.above.saturating_add(1) } else { 0 };
         self.cost = match u64::from(self.count) {
             1 => time,
-            _ if self.above >= 2 => likely,
-            count => average(self.cost, likely, count.min(4)),
+            _ if self.above >= 2 => time,
+            count => average(self.cost, time, count.min(LAST)),
         };
-        (likely, self.cost)
+        self.cost
     }
 }
 
