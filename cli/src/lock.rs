@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use gpushare_inventory::flock_holder;
+use gpushare_quota::{sign, signer};
 
 /// Pause between two tries: a process that only looks holds the lock for a moment.
 const LOOK: Duration = Duration::from_millis(10);
@@ -17,7 +17,10 @@ pub fn take(path: &Path) -> io::Result<Option<File>> {
     let file = options.create(true).truncate(false).write(true).mode(0o600).open(path)?;
     for _ in 0..10 {
         match file.try_lock() {
-            Ok(()) => return Ok(Some(file)),
+            Ok(()) => {
+                sign(&file);
+                return Ok(Some(file));
+            }
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
             Err(TryLockError::Error(error)) => return Err(error),
         }
@@ -33,10 +36,12 @@ pub fn is_held(path: &Path) -> bool {
 
 /// The pid of its holder where that is stopped by a signal: it holds the lock and does nothing.
 pub fn stopped(path: &Path) -> Option<i32> {
-    let pid = flock_holder(&File::open(path).ok()?)?;
-    let pid = i32::try_from(pid).ok()?;
-    let stat = procfs::process::Process::new(pid).and_then(|process| process.stat()).ok()?;
-    matches!(stat.state, 'T' | 't').then_some(pid)
+    let file = File::open(path).ok()?;
+    if !matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)) {
+        return None;
+    }
+    let stat = signer(&file)?;
+    matches!(stat.state, 'T' | 't').then_some(stat.pid)
 }
 
 #[cfg(test)]

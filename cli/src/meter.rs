@@ -19,11 +19,11 @@ mod process;
 mod record;
 mod response;
 mod rules;
+mod searches;
 mod session;
-mod watch;
 mod windows;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
@@ -39,8 +39,7 @@ pub use kernel_log::newest as newest_record;
 pub use listen::Telling;
 
 use self::kept::Kept;
-use self::owner::Owners;
-use self::watch::Watch;
+use self::searches::Subject;
 use crate::violation::Violation;
 use crate::{inventory, lock, node};
 
@@ -96,12 +95,7 @@ pub fn look_once(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Violati
         leases.iter().filter(|lease| lease.enforcement.terms().has_region).cloned().collect();
     let mut kept = Kept::of(&node, config, state);
     kept.hold(&shares);
-    let mut watch = Watch::default();
-    let intercepted = shares.iter().filter(|lease| lease.needs_libraries());
-    let mut found: Vec<Violation> =
-        intercepted.flat_map(|lease| watch.look(state, lease, &libcuda, &HashSet::new())).collect();
-    found.extend(watch::file_leases(&kept, &mut Owners::default(), &shares));
-    found
+    searches::once(state, &libcuda, Subject::of(&kept, &shares, HashMap::new()))
 }
 
 /// Returns once a container holds a share.

@@ -157,6 +157,7 @@ fn entry(row: &Row) -> Result<Entry> {
             priority: row.get::<_, u8>(8)?.try_into()?,
             granted_at: row.get::<_, i64>(9)?.try_into()?,
             restated: std::collections::BTreeMap::new(),
+            shrunk_from: Vec::new(),
         },
     })
 }

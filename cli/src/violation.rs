@@ -11,12 +11,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use gpushare_quota::{Found, note_found};
+use gpushare_quota::{Found, Lease, note_found};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
+use crate::container::ids;
 
 /// A file older than this is of a meter that has ended.
 const STALE: Duration = Duration::from_secs(5);
@@ -34,6 +35,17 @@ pub struct Violation {
     pub kind: String,
     /// The same in words.
     pub text: String,
+    /// The process's start time, in clock ticks after boot, where that is what proves it.
+    #[serde(skip)]
+    pub born: Option<u64>,
+}
+
+impl Violation {
+    /// A violation by a container of `lease`.
+    pub fn by(lease: &Lease, pid: Option<u32>, kind: Kind, text: String) -> Self {
+        let (lease, container) = (Some(lease.id), ids(lease).join(", "));
+        Self { lease, container, pid, kind: kind.name().to_owned(), text, born: None }
+    }
 }
 
 /// Kinds of violations.
@@ -49,6 +61,8 @@ pub enum Kind {
     FileLease,
     /// Limits or books that cannot be read.
     Unreadable,
+    /// More processes, files, mounts or mappings than are searched.
+    Unsearched,
     /// Device memory beyond limit and slack.
     Memory,
     /// Device memory by a call that was changed on its way past the supervisor.
@@ -61,12 +75,13 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Limits,
         Self::Files,
         Self::Unlimited,
         Self::FileLease,
         Self::Unreadable,
+        Self::Unsearched,
         Self::Memory,
         Self::Race,
         Self::Compute,
@@ -81,6 +96,7 @@ impl Kind {
             Self::Unlimited => "unlimited",
             Self::FileLease => "file-lease",
             Self::Unreadable => "unreadable",
+            Self::Unsearched => "unsearched",
             Self::Memory => "memory",
             Self::Race => "race",
             Self::Compute => "compute",
@@ -99,31 +115,57 @@ const ONCE_IN: Duration = Duration::from_secs(600);
 /// How many cgroups of strangers are told apart in that time, since anyone who may make cgroups has any number
 /// of them.
 const STRANGERS: usize = 10;
-/// The most characters of a cgroup's path that are noted.
-const LONGEST: usize = 256;
+/// The most characters of a container's name, or a cgroup's path, and of a text.
+const LONGEST: usize = 512;
+/// The most rows of one container and kind.
+const MOST_ROWS: usize = 4;
+/// The most rows of strangers.
+const MOST_STRANGERS: usize = 32;
 
 impl Noted {
-    /// Notes `violation` below the state folder.
-    pub fn note(&mut self, state: &Path, violation: &Violation) {
+    /// Notes `violation` below the state folder. Returns whether it is one that was not noted of late.
+    pub fn note(&mut self, state: &Path, violation: &Violation) -> bool {
         self.0.retain(|_, at| at.elapsed() < ONCE_IN);
         let strangers = self.0.keys().filter(|(lease, ..)| lease.is_none()).count();
         if violation.lease.is_none() && strangers >= STRANGERS {
-            return;
+            return false;
         }
         let key = (violation.lease, violation.container.clone(), violation.kind.clone());
-        let Entry::Vacant(entry) = self.0.entry(key) else { return };
+        let Entry::Vacant(entry) = self.0.entry(key) else { return false };
         entry.insert(Instant::now());
         let found = Found {
             at: now().as_secs(),
             lease: violation.lease,
-            container: violation.container.chars().take(LONGEST).collect(),
+            container: violation.container.clone(),
             kind: violation.kind.clone(),
             text: violation.text.clone(),
         };
         if let Err(error) = note_found(state, &found) {
             tracing::warn!(%error, "what was done against a share is left out of the history");
         }
+        true
     }
+}
+
+/// At most so many rows of each container and kind, the last of which counts the others, with texts of bounded
+/// length: nobody pushes a neighbour's out.
+pub fn bounded(mut found: Vec<Violation>) -> Vec<Violation> {
+    // Of the same process again and again, and by number then.
+    found.sort_by(|a, b| (a.lease, &a.kind, a.pid).cmp(&(b.lease, &b.kind, b.pid)));
+    let mut kept: Vec<Violation> = Vec::new();
+    for rows in found.chunk_by(|a, b| (a.lease, &a.kind) == (b.lease, &b.kind)) {
+        let most = if rows[0].lease.is_none() { MOST_STRANGERS } else { MOST_ROWS };
+        kept.extend(rows.iter().take(most).map(|row| {
+            let short = |text: &str| text.chars().take(LONGEST).collect();
+            Violation { container: short(&row.container), text: short(&row.text), ..row.clone() }
+        }));
+        let more = rows.len().saturating_sub(most);
+        if let Some(last) = kept.last_mut().filter(|_| more > 0) {
+            let whose = if last.lease.is_none() { "such" } else { "of its" };
+            last.text = format!("{}; and {more} more {whose} processes", last.text);
+        }
+    }
+    kept
 }
 
 fn path(state: &Path) -> PathBuf {
@@ -189,6 +231,7 @@ mod tests {
             pid: Some(4711),
             kind: Kind::Files.name().to_owned(),
             text: "x".to_owned(),
+            born: None,
         }
     }
 
@@ -197,18 +240,47 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = gpushare_quota::StateFolder::open(&folder.path().join("state")).unwrap();
         let (mut noted, mut seen) = (Noted::default(), violation());
-        (0..3).for_each(|_| noted.note(state.path(), &seen));
+        assert_eq!([(); 3].map(|()| noted.note(state.path(), &seen)), [true, false, false]);
         seen.kind = Kind::Memory.name().to_owned();
-        noted.note(state.path(), &seen);
+        assert!(noted.note(state.path(), &seen));
+        seen.pid = Some(1);
+        assert!(!noted.note(state.path(), &seen), "another process of the same container");
         let kinds: Vec<String> = state.found().into_iter().map(|found| found.kind).collect();
         assert_eq!(kinds, ["memory", "files"]);
         for number in 0..100 {
             let container = format!("/user/{number}{}", "x".repeat(5000));
-            noted.note(state.path(), &Violation { lease: None, container, ..violation() });
+            let stranger = Violation { lease: None, container, ..violation() };
+            let _ = noted.note(state.path(), &bounded(vec![stranger])[0]);
         }
         let found = state.found();
         assert_eq!(found.len(), 2 + STRANGERS);
         assert!(found.iter().all(|found| found.container.len() <= LONGEST));
+    }
+
+    #[test]
+    fn nobody_has_more_than_a_few_rows_and_each_kind_has_its_own() {
+        let of = |lease, pid, kind: Kind| Violation {
+            lease,
+            pid: Some(pid),
+            kind: kind.name().to_owned(),
+            text: "x".repeat(5000),
+            ..violation()
+        };
+        let many = (0..12_000).map(|pid| of(Some(1), pid, Kind::Unlimited));
+        let strangers = (0..500).map(|pid| of(None, pid, Kind::Stranger));
+        let others = [of(Some(2), 9, Kind::Unlimited), of(Some(1), 9, Kind::Memory)];
+        let kept = bounded(many.chain(strangers).chain(others.clone()).collect());
+        let rows = |lease, kind: Kind| {
+            kept.iter()
+                .filter(move |one| (one.lease, one.kind.as_str()) == (lease, kind.name()))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(rows(Some(1), Kind::Unlimited).len(), MOST_ROWS);
+        let last = rows(Some(1), Kind::Unlimited)[MOST_ROWS - 1];
+        assert!(last.text.ends_with("; and 11996 more of its processes"), "{}", last.text);
+        assert!(last.text.len() < LONGEST + 60);
+        assert_eq!(rows(None, Kind::Stranger).len(), MOST_STRANGERS);
+        assert_eq!([rows(Some(2), Kind::Unlimited).len(), rows(Some(1), Kind::Memory).len()], [1, 1]);
     }
 
     #[test]

@@ -1,8 +1,17 @@
 //! The real driver's functions, by number. Their addresses are looked up once, when the library is loaded.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::elf::Library;
+
+/// Where the real library is mapped: begin and end.
+static MAPPED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Addresses at which the real library's first part is mapped; none where it is not loaded.
+pub fn mapped() -> Range<usize> {
+    MAPPED[0].load(Ordering::Relaxed)..MAPPED[1].load(Ordering::Relaxed)
+}
 
 /// Addresses of the real functions; 0: the driver has none of that name.
 #[repr(transparent)]
@@ -23,6 +32,10 @@ impl<const N: usize> Addresses<N> {
     /// Looks up `names` in the library that the loader opened as `path`. False: there is no such library.
     pub fn fill(&self, path: &str, names: &[&str; N]) -> bool {
         let Some(library) = Library::loaded(path) else { return false };
+        let mapped = library.mapped();
+        for (word, end) in MAPPED.iter().zip([mapped.start, mapped.end]) {
+            word.store(end, Ordering::Relaxed);
+        }
         for (place, name) in self.0.iter().zip(names) {
             place.store(library.function(name).unwrap_or(0), Ordering::Relaxed);
         }

@@ -2,6 +2,7 @@
 //! hash tables. It uses neither `dlopen` nor `dlsym`: both could find our own exports.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ops::Range;
 
 /// `struct dl_phdr_info`, as far as it is the same in every C library.
 #[repr(C)]
@@ -34,7 +35,10 @@ struct Symbol {
     size: u64,
 }
 
+const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
+/// Bytes of a page of memory.
+const PAGE: usize = 4096;
 const DT_HASH: usize = 4;
 const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
@@ -52,6 +56,8 @@ unsafe extern "C" {
 /// A loaded library, by its dynamic section.
 pub struct Library {
     base: usize,
+    /// Addresses at which its first part is mapped.
+    mapped: Range<usize>,
     strings: usize,
     symbols: usize,
     gnu_hash: usize,
@@ -70,6 +76,11 @@ impl Library {
         // SAFETY: `visit` gets `search` back as its data, and the call ends before `search` does.
         unsafe { dl_iterate_phdr(visit, core::ptr::from_mut(&mut search).cast()) };
         search.found
+    }
+
+    /// Addresses at which its first part is mapped, by whole pages.
+    pub fn mapped(&self) -> Range<usize> {
+        self.mapped.clone()
     }
 
     /// The address of the function `name`.
@@ -168,7 +179,11 @@ fn library(object: &Object) -> Option<Library> {
     let headers = unsafe { core::slice::from_raw_parts(object.headers, usize::from(object.header_count)) };
     let dynamic = headers.iter().find(|header| header.kind == PT_DYNAMIC)?;
     let mut at = object.base.wrapping_add(dynamic.address);
-    let mut library = Library { base: object.base, strings: 0, symbols: 0, gnu_hash: 0, hash: 0 };
+    let first = headers.iter().find(|header| header.kind == PT_LOAD)?;
+    let begin = object.base.wrapping_add(first.address);
+    let end = begin.wrapping_add(usize::try_from(first.file_size).ok()?);
+    let mapped = begin & !(PAGE - 1)..end.checked_next_multiple_of(PAGE)?;
+    let mut library = Library { base: object.base, mapped, strings: 0, symbols: 0, gnu_hash: 0, hash: 0 };
     loop {
         // SAFETY: the dynamic section is a list of pairs that ends with tag 0.
         let [tag, value] = unsafe { core::ptr::with_exposed_provenance::<[usize; 2]>(at).read() };
@@ -209,6 +224,10 @@ mod tests {
         assert_eq!(library.function("getpid"), Some((libc::getpid as *const ()).addr()));
         assert_eq!(library.function("no_such_function"), None);
         assert_eq!(library.function("environ"), None, "data is not a function");
+        let mapped = library.mapped();
+        let range = format!("{:x}-{:x}", mapped.start, mapped.end);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(maps.lines().any(|line| line.starts_with(&range)), "{range} in {maps}");
     }
 
     #[test]

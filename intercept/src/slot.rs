@@ -12,6 +12,7 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use gpushare_region::{SLOT_FREE, SLOT_LIVE, SLOTS, UsageFile, lock_byte};
 
 use crate::book::{Book, Held};
+use crate::driver::mapped;
 use crate::identity::Who;
 use crate::sys::{self, ByteLock, Fd};
 
@@ -91,6 +92,10 @@ impl Book {
         owner.start_time.store(self.me.start_time, Relaxed);
         owner.pid_namespace.store(self.me.namespace, Relaxed);
         owner.image.store(self.me.image, Relaxed);
+        let (limits, driver) = (self.limits.map_or(0, |limits| core::ptr::from_ref(limits).addr()), mapped());
+        for (word, address) in owner.mapped.iter().zip([limits, driver.start, driver.end]) {
+            word.store(address as u64, Relaxed);
+        }
         self.generation.store(owner.generation.fetch_add(1, Relaxed).wrapping_add(1), Relaxed);
         owner.state.store(SLOT_LIVE, SeqCst);
         if let Some(word) = usage.header.live.get(slot / 64) {

@@ -36,8 +36,7 @@ impl Xid {
     pub fn parse(record: &str) -> Option<Self> {
         let number_in_log = record_number(record)?;
         let (prefix, message) = record.split_once(';')?;
-        // The kernel logs packets under a prefix that whoever rules a network namespace chooses.
-        if message.contains(" IN=") && message.contains(" OUT=") {
+        if is_of_a_packet(message) {
             return None;
         }
         // Priority and facility in one number; the facility of the kernel is 0.
@@ -139,6 +138,18 @@ fn mended(state: &Path, gpu: GpuUuid) -> Option<u64> {
     (of == boot_id().ok()?).then(|| record.trim().parse().ok())?
 }
 
+/// Whether the kernel logged a packet (net/netfilter/nf_log_syslog.c), under a prefix that whoever rules a
+/// network namespace chooses. A program's name, which the driver's records have, is too short for all of it.
+fn is_of_a_packet(message: &str) -> bool {
+    let Some((_, rest)) = message.split_once("IN=").and_then(|(_, rest)| rest.split_once(" OUT=")) else {
+        return false;
+    };
+    let follows =
+        |words: [&str; 2]| rest.split_once(words[0]).is_some_and(|(_, rest)| rest.contains(words[1]));
+    [[" SRC=", " DST="], ["ARP ", "HTYPE="], ["MACSRC=", " MACPROTO="]].into_iter().any(follows)
+        || rest.contains(" TRUNCATED")
+}
+
 /// The number of a record of the kernel's log.
 pub fn record_number(record: &str) -> Option<u64> {
     record.split_once(';')?.0.split(',').nth(1)?.parse().ok()
@@ -169,6 +180,13 @@ mod tests {
         let azure = Xid::parse("3,7,1,-;NVRM: Xid (PCI:00000001:00:00): 48, Double Bit ECC Error").unwrap();
         assert_eq!((azure.number, azure.address), (48, (1, 0, 0, 0)));
         assert_eq!(Xid::parse("3,7,1,-;NVRM: Xid (PCI:0000:01:00.0): 62").unwrap().number, 62);
+        // No program keeps its GPU's errors from being seen by its name.
+        for name in ["IN= OUT=", "IN=OUT=SRC=DST=", "IN= OUT= SRC=a"] {
+            let record = format!(
+                "4,9,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name={name}, GPU has fallen off the bus."
+            );
+            assert_eq!(Xid::parse(&record).map(|xid| xid.number), Some(79), "{name}");
+        }
         for none in [
             "",
             "NVRM: Xid (PCI:0000:3b:00): 79, x",
@@ -177,7 +195,13 @@ mod tests {
             "4,339,1,-;NVRM: Xid (PCI:0000:3b:00): many, x",
             "4,339,1,-;NVRM: Xid (PCI:zz): 79, x",
             "4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79, x",
-            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, IN=eth0 OUT= MAC=00 SRC=10.0.0.1",
+            // Packets, whose prefix may end with a space or not.
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, IN=eth0 OUT= MAC=00:11:22:33:44:55 SRC=10.0.0.1 DST=10.0.0.2 LEN=60 TOS=0x00 PREC=0x00 TTL=64 ID=0 DF PROTO=TCP SPT=1 DPT=2 WINDOW=0 RES=0x00 SYN URGP=0 ",
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN= OUT=lo SRC=10.0.0.1 DST=10.0.0.2 LEN=84 TOS=0x00 PREC=0x00 TTL=64 ID=0 DF PROTO=ICMP TYPE=8 CODE=0 ID=1 SEQ=1 ",
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, name=IN=lo OUT= SRC=0000:0000:0000:0000:0000:0000:0000:0001 DST=0000:0000:0000:0000:0000:0000:0000:0001 LEN=64 ",
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN=eth0 OUT= ARP HTYPE=1 PTYPE=0x0800 OPCODE=1 ",
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN=eth0 OUT= MACSRC=00:11:22:33:44:55 MACDST=00:11:22:33:44:55 MACPROTO=88cc ",
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN=eth0 OUT= TRUNCATED",
             "4,1,1,-;NVRM: GPU at PCI:0000:3b:00: GPU-x",
         ] {
             assert_eq!(Xid::parse(none), None, "{none:?}");

@@ -6,7 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -117,6 +117,38 @@ impl Holder {
             None if self.is_agent() => Vec::new(), // its pid, 0, is nobody's
             None => u32::try_from(self.pid).into_iter().filter(|_| self.lives()).collect(),
         }
+    }
+
+    /// As [`Holder::processes`], at most `most` of them, from at most `most` cgroups; and whether that is all.
+    pub fn some_processes(&self, most: usize) -> (Vec<u32>, bool) {
+        let Some(cgroup) = &self.cgroup else { return (self.processes(), true) };
+        let (mut all, mut folders, mut left) = (Vec::new(), vec![cgroup.clone()], most);
+        while let Some(folder) = folders.pop() {
+            if left == 0 || all.len() >= most {
+                return (all, false);
+            }
+            left -= 1;
+            // A line has a number of at most 7 digits.
+            let mut text = Vec::new();
+            let longest = (most - all.len()) as u64 * 8;
+            let file = fs::File::open(folder.join("cgroup.procs"));
+            let read = file.and_then(|file| file.take(longest + 1).read_to_end(&mut text));
+            let is_cut = read.is_ok_and(|length| length as u64 > longest);
+            let lines =
+                text.split_inclusive(|byte| *byte == b'\n').filter_map(|line| line.strip_suffix(b"\n"));
+            let numbers = lines.filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
+            all.extend(numbers.filter(|pid: &u32| *pid > 0));
+            if is_cut {
+                return (all, false);
+            }
+            if !fs::metadata(&folder).is_ok_and(|folder| folder.nlink() == 2) {
+                let entries = fs::read_dir(&folder).into_iter().flatten().filter_map(Result::ok);
+                let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+                folders.extend(below.take(left + 1).map(|entry| entry.path()));
+            }
+        }
+        all.truncate(most);
+        (all, true)
     }
 
     /// The container's cgroup folder if nobody else is in it or below it: the first process alone.
@@ -320,6 +352,28 @@ mod tests {
         }
         moved.unwrap();
         assert_eq!(found, Some(folder));
+    }
+
+    #[test]
+    fn no_more_processes_and_cgroups_are_listed_than_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let holder =
+            Holder { pid: i32::MAX, start_time: 1, cgroup: Some(folder.path().into()), leads: false };
+        fs::write(folder.path().join("cgroup.procs"), "0\n1\n2\n").unwrap();
+        fs::create_dir(folder.path().join("inner")).unwrap();
+        fs::write(folder.path().join("inner/cgroup.procs"), "3\n4194304\n").unwrap();
+        assert_eq!(holder.some_processes(10), (vec![1, 2, 3, 4_194_304], true));
+        assert_eq!(holder.some_processes(10).0, holder.processes());
+        let (some, is_all) = holder.some_processes(2);
+        assert_eq!((some, is_all), (vec![1, 2], false));
+        fs::write(folder.path().join("inner/cgroup.procs"), "7\n".repeat(10_000)).unwrap();
+        let (some, is_all) = holder.some_processes(100);
+        assert!(some.len() <= 500 && !is_all, "{}", some.len());
+        for at in 0..50 {
+            fs::create_dir(folder.path().join(format!("inner{at}"))).unwrap();
+        }
+        fs::write(folder.path().join("inner/cgroup.procs"), "").unwrap();
+        assert!(!holder.some_processes(20).1 && holder.some_processes(100).1);
     }
 
     #[test]

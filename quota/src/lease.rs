@@ -216,12 +216,21 @@ pub struct Lease {
     /// changes leases so compares them with those of now.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub restated: BTreeMap<String, String>,
+    /// The most memory that each grant had, where `gpushare update` or a cluster made it less; 0 of one that has
+    /// what it ever had, and empty where all have. What containers took before is not taken from them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shrunk_from: Vec<DeviceMemory>,
 }
 
 impl Lease {
     /// What it grants in words, for display.
     pub fn summary(&self) -> String {
         summary(self)
+    }
+
+    /// The most memory that grant `line` had before it shrank; 0 where it did not.
+    pub fn most_memory(&self, line: usize) -> DeviceMemory {
+        self.shrunk_from.get(line).copied().unwrap_or(DeviceMemory::ZERO)
     }
 
     /// The memory that it grants over all GPUs, in MiB.
@@ -244,6 +253,7 @@ impl Lease {
             priority: request.priority,
             granted_at: 0,
             restated: BTreeMap::new(),
+            shrunk_from: Vec::new(),
         }
     }
 

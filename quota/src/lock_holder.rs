@@ -1,13 +1,38 @@
-//! The file that writers of the store lock, and the process that holds the lock.
+//! The file that writers of the store lock, and the process that holds such a lock: it signs the file. The
+//! kernel's own list is of all locks of the machine, and anybody makes it as long as he likes.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use gpushare_inventory::flock_holder;
+use procfs::process::Stat;
 
-use crate::process::stat;
+use crate::process::{own_pid, stat};
+
+/// Bytes of a signature: a pid and a start time.
+const LENGTH: usize = 10 + 1 + 20 + 1;
+
+/// Writes who this process is into a file that it has locked. A failure hinders nothing: the holder is not
+/// named then.
+pub fn sign(file: &File) {
+    static OWN: OnceLock<Option<String>> = OnceLock::new();
+    let own = OWN.get_or_init(|| {
+        let stat = stat(own_pid().ok()?).ok()?;
+        Some(format!("{:>10} {:>20}\n", stat.pid, stat.starttime))
+    });
+    let _ = own.as_ref().map(|own| file.write_all_at(own.as_bytes(), 0));
+}
+
+/// The process that signed a locked file, as long as it lives.
+pub fn signer(file: &File) -> Option<Stat> {
+    let mut text = [0; LENGTH];
+    file.read_exact_at(&mut text, 0).ok()?;
+    let (pid, start) = std::str::from_utf8(&text).ok()?.trim().split_once(' ')?;
+    let stat = stat(pid.parse().ok()?).ok()?;
+    (start.trim().parse() == Ok(stat.starttime)).then_some(stat)
+}
 
 /// The lock file in the state folder. Versions that kept the leases in a database locked it too.
 pub(crate) fn path(state: &Path) -> PathBuf {
@@ -16,25 +41,23 @@ pub(crate) fn path(state: &Path) -> PathBuf {
 
 /// Opens the lock file, and makes it if it is absent.
 pub(crate) fn open(state: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path(state))
+    OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path(state))
 }
 
-/// Says which process holds the lock in the state folder `state`, as the kernel tells, and what to do about
-/// it. The text is the end of a sentence.
+/// Says which process holds the lock in the state folder `state`, and what to do about it. The text is the end
+/// of a sentence.
 pub(crate) fn described(state: &Path) -> String {
-    let pid = open(state).ok().and_then(|file| flock_holder(&file));
-    let holder = pid.and_then(|pid| told(i32::try_from(pid).ok()?));
-    holder.unwrap_or_else(|| "; try again".to_owned())
+    let holder = open(state).ok().and_then(|file| signer(&file));
+    holder.map_or_else(|| "; try again".to_owned(), |stat| told(&stat))
 }
 
-fn told(pid: i32) -> Option<String> {
-    let stat = stat(pid).ok()?;
-    let name = stat.comm.escape_debug();
-    Some(match stat.state {
+fn told(stat: &Stat) -> String {
+    let (pid, name) = (stat.pid, stat.comm.escape_debug());
+    match stat.state {
         'T' | 't' => format!(
             ": process {pid} ({name}) holds it and is stopped; continue it with `kill -CONT {pid}`, or end it with \
              `kill -KILL {pid}`"
         ),
         _ => format!(": process {pid} ({name}) holds it; try again, or end that process if it hangs"),
-    })
+    }
 }

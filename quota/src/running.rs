@@ -2,10 +2,14 @@
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use procfs::process::Process;
 
 use crate::holder::is_zombie;
+
+/// How long the machine's processes may take to be listed, since anybody makes as many as he may.
+const LONGEST: Duration = Duration::from_millis(100);
 
 /// The processes that ran at the first question. What a container says about a process is only compared with
 /// this list and never looked up, so that a false pid does not lead to another process.
@@ -15,7 +19,7 @@ pub struct Running(OnceCell<Option<HashSet<(u32, u64)>>>);
 impl Running {
     /// Whether a process that is called `pid` in one of its pid namespaces and began at `start_time` (clock
     /// ticks after boot) may run. A start time of 0 is unknown, and such a process may run. Where /proc
-    /// cannot be read, every process may.
+    /// cannot be read, or there are too many processes, every one may.
     pub fn may_have(&self, pid: u32, start_time: u64) -> bool {
         match self.0.get_or_init(list) {
             Some(running) => start_time == 0 || running.contains(&(pid, start_time)),
@@ -25,8 +29,15 @@ impl Running {
 }
 
 fn list() -> Option<HashSet<(u32, u64)>> {
-    let processes = procfs::process::all_processes().ok()?;
-    Some(processes.filter_map(Result::ok).flat_map(|process| names(&process)).collect())
+    let until = Instant::now() + LONGEST;
+    let mut all = HashSet::new();
+    for process in procfs::process::all_processes().ok()?.filter_map(Result::ok) {
+        if Instant::now() >= until {
+            return None;
+        }
+        all.extend(names(&process));
+    }
+    Some(all)
 }
 
 /// The process's pid in each of its pid namespaces, with its start time; empty if it has ended.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::alarm::Alarm;
 use crate::error::StoreError;
-use crate::lock_holder::{self, open};
+use crate::lock_holder::{self, open, sign};
 
 /// How long a process waits for the others. An engine's `inspect` hangs as long as its `create` waits here.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -42,6 +42,7 @@ impl Turn {
             let lock = taken.ok_or_else(|| StoreError::busy(state))?;
             // Somebody may have deleted the file meanwhile: the next process would lock another one.
             if is_at(&lock, &lock_holder::path(state)).map_err(io)? {
+                sign(&lock);
                 return Ok(Self { _lock: lock });
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpushare_claims::{ComputePolicy, Cores, MemoryRequest, Priority};
-use gpushare_inventory::{Gpu, GpuUuid};
+use gpushare_inventory::{DeviceMemory, Gpu, GpuUuid};
 
 use crate::lease::{Grant, Lease};
 use crate::place::{
@@ -101,8 +101,10 @@ pub(crate) fn changed(
         }
         .and_then(|new| found.and_then(|gpu| latency_misfit(is_before, others, gpu)).map_or(Ok(new), Err))
     });
+    let grants: Vec<Grant> = grants.collect::<Result<_, _>>()?;
     Ok(Lease {
-        grants: grants.collect::<Result<_, _>>()?,
+        shrunk_from: shrunk_from(lease, &grants),
+        grants,
         compute_policy: policy,
         priority: changes.iter().rev().find_map(|one| one.priority).unwrap_or(lease.priority),
         restated: changes
@@ -112,6 +114,17 @@ pub(crate) fn changed(
             .unwrap_or_else(|| lease.restated.clone()),
         ..lease.clone()
     })
+}
+
+/// What each line granted at most, where these grants are less than that.
+fn shrunk_from(lease: &Lease, grants: &[Grant]) -> Vec<DeviceMemory> {
+    let most = |line: usize, now: &Grant| {
+        let before = lease.grants.get(line).map_or(DeviceMemory::ZERO, |old| old.memory);
+        let most = lease.most_memory(line).max(before);
+        if most > now.memory { most } else { DeviceMemory::ZERO }
+    };
+    let all: Vec<DeviceMemory> = grants.iter().enumerate().map(|(line, now)| most(line, now)).collect();
+    if all.iter().all(|most| *most == DeviceMemory::ZERO) { Vec::new() } else { all }
 }
 
 /// The lease that grants no more than either of two states of one lease. It may stand in the container's file
@@ -179,6 +192,7 @@ mod tests {
             priority: Priority::default(),
             granted_at: 0,
             restated: std::collections::BTreeMap::new(),
+            shrunk_from: Vec::new(),
         }
     }
 

@@ -3,6 +3,7 @@
 //! it holds a POSIX record lock on the slot's [`lock_byte`]. The tenant can write every byte, so
 //! [`read_usage`] trusts none.
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::MAX_DEVICES;
@@ -117,7 +118,9 @@ pub struct Identity {
     pub image: AtomicU64,
     /// How often the slot has been claimed.
     pub generation: AtomicU64,
-    reserved: [AtomicU64; 3],
+    /// Addresses at which the owner has mapped `limits`, and from where to where the driver's library; 0:
+    /// unknown.
+    pub mapped: [AtomicU64; 3],
 }
 
 /// What one process holds on one device.
@@ -259,6 +262,10 @@ pub struct ProcessUsage {
     pub pid: u32,
     /// Start time in clock ticks after boot; 0: unknown.
     pub start_time: u64,
+    /// Inode of its pid namespace; 0: unknown.
+    pub pid_namespace: u64,
+    /// As [`Identity::mapped`].
+    pub mapped: [u64; 3],
     /// By line of the limits file.
     pub devices: [DeviceUsage; MAX_DEVICES],
 }
@@ -356,8 +363,15 @@ impl Processes<'_> {
                 gpu_nanoseconds: long(self.bytes, at + 24),
             }
         });
-        let (pid, start_time) = (word(self.bytes, owner + 4), long(self.bytes, owner + 8));
-        ProcessUsage { slot, pid, start_time, devices }
+        let [pid_namespace, mapped] = [offset_of!(Identity, pid_namespace), offset_of!(Identity, mapped)];
+        ProcessUsage {
+            slot,
+            pid: word(self.bytes, owner + 4),
+            start_time: long(self.bytes, owner + 8),
+            pid_namespace: long(self.bytes, owner + pid_namespace),
+            mapped: core::array::from_fn(|at| long(self.bytes, owner + mapped + 8 * at)),
+            devices,
+        }
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Audit {
     unread: HashMap<(i64, usize), u32>,
     /// By lease and line: how many looks in a row found memory beyond the books.
     unbooked: HashMap<(i64, usize), u32>,
+    /// By lease and line: bytes that may be held. A limit that shrank takes nothing away.
+    allowed: HashMap<(i64, usize), u64>,
     /// By lease and line: GPU time beyond the share.
     excess: HashMap<(i64, usize), Excess>,
 }
@@ -71,10 +73,15 @@ impl Audit {
         tolerance: DeviceMemory,
     ) -> u64 {
         let Some(grant) = lease.grants.get(line) else { return 0 };
+        let limit = grant.memory.bytes();
+        let most = lease.most_memory(line).bytes().max(limit);
+        let allowed = self.allowed.entry((lease.id, line)).or_insert(most);
+        *allowed = held.bytes.min(*allowed).max(limit);
+        let allowed = DeviceMemory::from_bytes(*allowed);
         // Another system's library keeps books of its own: what is within the grant is explained.
-        let booked = if lease.enforcement == Enforcement::Foreign { grant.memory.bytes() } else { booked };
+        let booked = if lease.enforcement == Enforcement::Foreign { allowed.bytes() } else { booked };
         let looks = self.unbooked.entry((lease.id, line)).or_default();
-        let Some(bytes) = unbooked(held, booked, grant.memory, tolerance) else {
+        let Some(bytes) = unbooked(held, booked, allowed, tolerance) else {
             *looks = 0;
             return 0;
         };
@@ -97,6 +104,7 @@ impl Audit {
     pub fn retain(&mut self, living: impl Fn(i64) -> bool) {
         self.unread.retain(|(lease, _), _| living(*lease));
         self.unbooked.retain(|(lease, _), _| living(*lease));
+        self.allowed.retain(|(lease, _), _| living(*lease));
         self.excess.retain(|(lease, _), _| living(*lease));
     }
 }
@@ -189,6 +197,49 @@ mod tests {
             let last = std::iter::repeat_with(compare).nth(LOOKS as usize);
             assert_eq!(last.map(DeviceMemory::from_bytes), Some(gib(want)), "{enforcement:?}, {held:?}");
         }
+    }
+
+    #[test]
+    fn what_was_allowed_when_it_was_taken_is_no_violation_and_comes_back_for_nobody() {
+        use gpushare_inventory::GpuUuid;
+        use gpushare_quota::{Grant, Holder, LeaseKey, Member};
+        use gpushare_request::{Devices, Request};
+
+        let key = LeaseKey { root: String::new(), container: "web".to_owned() };
+        let holder = Holder { pid: 1, start_time: 1, cgroup: None, leads: false };
+        let gib = |count: u64| DeviceMemory::from_bytes(count << 30);
+        let grant = |memory| Grant {
+            gpu: GpuUuid::from_bytes([1; 16]),
+            card: None,
+            memory: gib(memory),
+            cores: None,
+        };
+        let lease = |memory| {
+            let request = Request::whole(Devices::Any(1));
+            let lease =
+                Lease::new(Member::reserved(key.clone(), holder.clone()), &request, vec![grant(memory)]);
+            Lease { enforcement: Enforcement::Intercepted, ..lease }
+        };
+        let shrunk = Lease { shrunk_from: vec![gib(8)], ..lease(1) };
+        // A meter that saw the limit shrink, and one that starts anew beside it.
+        for mut audit in [Audit::default(), Audit::default()] {
+            let mut beyond = |lease: &Lease, held, booked| {
+                let held = Held { bytes: gib(held).bytes(), processes: 1 };
+                let looks = (0..LOOKS).map(|_| audit.compare(lease, 0, &held, gib(booked).bytes(), gib(0)));
+                looks.last().unwrap() >> 30
+            };
+            assert_eq!(beyond(&lease(8), 6, 6), 0);
+            assert_eq!(beyond(&shrunk, 6, 6), 0, "it keeps what it has");
+            assert_eq!(beyond(&shrunk, 6, 2), 4, "but not in place of what it gave back");
+            assert_eq!(beyond(&shrunk, 3, 3), 0);
+            assert_eq!(beyond(&shrunk, 5, 5), 2, "and takes no more");
+            assert_eq!(beyond(&lease(8), 7, 7), 0, "until the limit grows");
+        }
+        let mut anew = Audit::default();
+        let held = |gibs| Held { bytes: gib(gibs).bytes(), processes: 1 };
+        let mut look = |gibs, booked| anew.compare(&shrunk, 0, &held(gibs), gib(booked).bytes(), gib(0));
+        assert_eq!([look(6, 6), look(6, 6), look(6, 6)], [0; 3]);
+        assert_ne!([look(9, 9), look(9, 9), look(9, 9)][2], 0, "more than was ever granted");
     }
 
     #[test]

@@ -84,7 +84,6 @@ impl<'a> Metered<'a> {
     /// Counts what was used since the last time.
     pub fn count(&mut self, clock: Clock, owners: &mut Owners, leases: &[Lease]) {
         let gpu = self.gpu.uuid();
-        let owner = |pid| owners.of(pid, leases);
         // An MPS server has the contexts of all its clients.
         let is_mps = on(gpu, leases).any(|lease| lease.enforcement == Enforcement::Mps);
         // Samples tell what was used while no meter ran.
@@ -105,12 +104,13 @@ impl<'a> Metered<'a> {
         self.is_by_record = used.is_some();
         if let Some(used) = used {
             self.answered = Some(Instant::now());
-            self.account.count_record(used, clock, owner);
+            self.account.count_record(used, clock, |pid| owners.of(pid, leases));
         } else if is_due {
             self.sampled = Some(Instant::now());
-            if let Some(samples) = self.gpu.samples(self.account.ask_from(clock)) {
+            if let Some(mut samples) = self.gpu.samples(self.account.ask_from(clock)) {
                 self.answered = self.sampled;
-                self.account.count(samples, owner);
+                samples.retain(|one| owners.was_there(one.pid, one.stamp, leases));
+                self.account.count(samples, |pid| owners.of(pid, leases));
             }
         }
     }

@@ -5,13 +5,27 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use gpushare_quota::{Holder, Lease, cgroup_of};
+use nix::sys::time::TimeValLike;
+use nix::time::{ClockId, clock_gettime};
 
 use super::process::{MOST_KEPT, Process};
+use crate::clock::Clock;
 
 /// How long a process that has ended is remembered, since its last sample comes after its end.
 const MEMORY: Duration = Duration::from_secs(2);
 /// How long a living process is assumed to be in the cgroup in which it was found.
 const SETTLED: Duration = Duration::from_secs(5);
+
+/// Microseconds of the clock by which the kernel tells when a process began.
+const TICK: u64 = 10_000;
+
+/// When a process began that the kernel says to have begun so many clock ticks after boot, in microseconds
+/// since 1970.
+fn began(ticks: u64) -> u64 {
+    let boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| time.num_microseconds());
+    let age = u64::try_from(boot).unwrap_or(0).saturating_sub(ticks * TICK);
+    Clock::now().wall_micros().saturating_sub(age)
+}
 
 /// The last known leases of processes.
 #[derive(Debug, Default)]
@@ -24,6 +38,8 @@ struct Known {
     lease: i64,
     /// The process as it was found in its cgroup; `None` once it has to be looked up anew.
     process: Option<Process>,
+    /// When it began, in microseconds since 1970; 0: not known.
+    born: u64,
     found: Instant,
     seen: Instant,
 }
@@ -34,6 +50,13 @@ impl Owners {
         if !self.known.contains_key(&pid) {
             self.of(pid, leases);
         }
+    }
+
+    /// Whether use of a GPU up to `stamp`, in microseconds since 1970, may be that of the process that has the
+    /// pid now, and not of an earlier one.
+    pub fn was_there(&mut self, pid: u32, stamp: u64, leases: &[Lease]) -> bool {
+        self.note(pid, leases);
+        self.known.get(&pid).is_none_or(|known| known.born <= stamp + TICK)
     }
 
     /// The lease that the process `pid` belongs to.
@@ -66,7 +89,10 @@ impl Owners {
         let lease = within.max_by_key(depth).map(|(lease, _)| lease);
         let now = Instant::now();
         match lease {
-            Some(lease) => drop(self.known.insert(pid, Known { lease, process, found: now, seen: now })),
+            Some(lease) => {
+                let born = process.as_ref().and_then(Process::start_time).map_or(0, began);
+                drop(self.known.insert(pid, Known { lease, process, born, found: now, seen: now }));
+            }
             None => drop(self.known.remove(&pid)),
         }
         lease
@@ -130,7 +156,21 @@ mod tests {
             priority: Priority::default(),
             granted_at: 0,
             restated: std::collections::BTreeMap::new(),
+            shrunk_from: Vec::new(),
         }
+    }
+
+    #[test]
+    fn what_was_used_before_a_process_began_is_not_its_own() {
+        let leases = [lease()];
+        let mut owners = Owners::default();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let now = Clock::now().wall_micros();
+        assert!(owners.was_there(child.id(), now + 1_000_000, &leases));
+        assert!(!owners.was_there(child.id(), now - 1_000_000, &leases));
+        assert!(owners.was_there(id(), now, &leases) && owners.was_there(0, 0, &leases));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -9,6 +9,8 @@ use gpushare_config::OnCheating;
 use gpushare_inject::ending::{self, active};
 use gpushare_quota::{Done, Holder, Lease};
 
+use super::process::Process;
+use super::searches::is_in;
 use crate::container::ids;
 use crate::violation::{Kind, Violation};
 
@@ -39,7 +41,9 @@ impl<'a> Response<'a> {
         for lease in leases {
             self.thaw(lease);
             let mut broken = found.iter().filter(|one| one.lease == Some(lease.id) && counts(one));
-            if let Some(broken) = broken.next().filter(|_| wanted == OnCheating::End) {
+            if let Some(broken) =
+                broken.find(|one| still_holds(one, lease)).filter(|_| wanted == OnCheating::End)
+            {
                 self.end(lease, broken);
             }
         }
@@ -80,7 +84,16 @@ impl<'a> Response<'a> {
 /// for a moment, since the container's own end may look the same, nor a call that was changed, about which
 /// its supervisor has done what is to be done. All of them are only reported.
 fn counts(found: &Violation) -> bool {
-    ![Kind::Unreadable, Kind::Stranger, Kind::Race].iter().any(|kind| kind.name() == found.kind)
+    ![Kind::Unreadable, Kind::Unsearched, Kind::Stranger, Kind::Race]
+        .iter()
+        .any(|kind| kind.name() == found.kind)
+}
+
+/// Whether the process that proves a violation is still there and in a container of the lease.
+fn still_holds(found: &Violation, lease: &Lease) -> bool {
+    let Some((pid, born)) = found.pid.zip(found.born) else { return true };
+    let process = Process::open(pid);
+    process.is_some_and(|process| is_in(lease, pid) && process.start_time() == Some(born))
 }
 
 /// Lets the processes of a container go on.

@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -27,8 +27,8 @@ use super::overhead::{Figure, Overheads};
 use super::owner::Owners;
 use super::response::Response;
 use super::rules::LastUse;
+use super::searches::{Searches, Subject};
 use super::shares;
-use super::watch::{self, Watch};
 use crate::clock::Clock;
 use crate::mps::is_of_mps;
 use crate::violation::{self, Kind, Noted, Violation};
@@ -70,12 +70,10 @@ pub fn run(
         store,
         settings: config.meter.clone(),
         used: config.rules.idle.map(|_| used),
-        libcuda: node.driver.libcuda()?,
         kept: Kept::of(node, config, state),
-        watch: Watch::default(),
+        searches: Searches::start(state, &node.driver.libcuda()?),
         seen: MemoryUse::read(state),
         response: Response::after(violation::frozen(state), state),
-        told: BTreeSet::new(),
         noted: Noted::default(),
         change: None,
         reloaded: Instant::now(),
@@ -89,7 +87,6 @@ pub fn run(
         looked: None,
         supervised: HashMap::new(),
         looks: 0,
-        watched: Vec::new(),
         listed: None,
         limits: HashMap::new(),
     };
@@ -115,15 +112,11 @@ struct Session<'a> {
     settings: Meter,
     /// Where the use of GPU time is noted; `None` where no rule asks.
     used: Option<&'a LastUse>,
-    libcuda: PathBuf,
     kept: Kept,
-    watch: Watch,
+    searches: Searches,
     /// How much memory each lease's containers held so far.
     seen: BTreeMap<i64, MemoryUse>,
     response: Response<'a>,
-    /// What was logged, by lease, process and kind. The texts are left out, since their figures change at
-    /// every look.
-    told: BTreeSet<(Option<i64>, Option<u32>, String)>,
     /// What stands in the history.
     noted: Noted,
     change: Option<SystemTime>,
@@ -141,8 +134,6 @@ struct Session<'a> {
     /// Figures of supervisors at the last look, by lease.
     supervised: HashMap<i64, io::Result<Option<Supervision>>>,
     looks: u64,
-    /// What the last look at the processes found.
-    watched: Vec<Violation>,
     /// When the processes on GPUs were last noted.
     listed: Option<Instant>,
     /// The open `limits` files by lease, in which measurements are published.
@@ -214,8 +205,6 @@ impl<'a> Session<'a> {
         self.gpus.retain(|_, metered| !metered.account.is_empty());
         self.audit.retain(|id| leases.iter().any(|lease| lease.id == id));
         self.overheads.retain(|id| leases.iter().any(|lease| lease.id == id));
-        self.watch.retain(&leases);
-        self.watched.retain(|one| leases.iter().any(|lease| Some(lease.id) == one.lease));
         self.limits.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.leases = leases;
     }
@@ -308,16 +297,9 @@ impl<'a> Session<'a> {
         let (mut on_gpu, mut strangers) = (HashMap::new(), BTreeMap::new());
         found.extend(self.audit(&mut on_gpu, &mut strangers));
         found.extend(self.look_at_supervisors());
-        if self.looks % WATCHED == 1 {
-            self.watch.forget();
-            self.watched.clear();
-            for lease in self.leases.iter().filter(|lease| lease.needs_libraries()) {
-                let pids = on_gpu.remove(&lease.id).unwrap_or_default();
-                self.watched.extend(self.watch.look(self.state, lease, &self.libcuda, &pids));
-            }
-        }
-        found.extend(self.watched.iter().cloned());
-        found.extend(watch::file_leases(&self.kept, &mut self.owners, &self.leases));
+        let Self { searches, leases, kept, looks, .. } = self;
+        let is_due = *looks % WATCHED == 1;
+        found.extend(searches.found(leases, is_due, || Subject::of(kept, leases, on_gpu)));
         found.extend(strangers.into_iter().filter_map(|(pid, bytes)| stranger(self.store, pid, bytes)));
         self.note_use();
         self.note_memory();
@@ -381,7 +363,7 @@ impl<'a> Session<'a> {
                 Ok(Some(seen)) => (Kind::Race, raced(seen.passed)?.to_owned()),
                 Err(error) => (Kind::Unreadable, format!("its supervisors' figures cannot be read: {error}")),
             };
-            Some(watch::of(lease, None, kind, text))
+            Some(Violation::by(lease, None, kind, text))
         };
         self.leases.iter().filter_map(named).collect()
     }
@@ -401,7 +383,7 @@ impl<'a> Session<'a> {
                     (Kind::Unreadable, format!("its limits file cannot be read or mended: {why}"))
                 }
             };
-            found.push(watch::of(lease, None, kind, text));
+            found.push(Violation::by(lease, None, kind, text));
         }
         found
     }
@@ -438,7 +420,7 @@ impl<'a> Session<'a> {
                 let is_unread = self.audit.is_unread(id, member.line, fails);
                 let books = books.or_else(|error| {
                     let fault = fault(&error).filter(|_| !fails || is_unread);
-                    found.extend(fault.map(|text| watch::of(lease, None, Kind::Unreadable, text)));
+                    found.extend(fault.map(|text| Violation::by(lease, None, Kind::Unreadable, text)));
                     match error {
                         // Who spoils the books has none, and explains nothing by them.
                         UsageError::Damaged(_) => Ok(Usage::default()),
@@ -467,19 +449,20 @@ impl<'a> Session<'a> {
         found
     }
 
-    /// Logs what is new, does what the settings say, and writes all of it down for the commands.
+    /// Logs what is new, does what the settings say, and writes it down for the commands, all within bounds for
+    /// each container.
     fn tell(&mut self, mut found: Vec<Violation>) {
         found.sort();
         found.dedup();
-        let key = |violation: &Violation| (violation.lease, violation.pid, violation.kind.clone());
-        for violation in found.iter().filter(|violation| !self.told.contains(&key(violation))) {
-            let (container, pid, kind, text) =
-                (&violation.container, violation.pid, &violation.kind, &violation.text);
-            tracing::warn!(%container, pid, %kind, text, "share broken");
-            self.noted.note(self.state, violation);
-        }
-        self.told = found.iter().map(key).collect();
         self.response.act(self.settings.on_cheating, &self.leases, &found);
+        let found = violation::bounded(found);
+        for violation in &found {
+            if self.noted.note(self.state, violation) {
+                let (container, pid, kind, text) =
+                    (&violation.container, violation.pid, &violation.kind, &violation.text);
+                tracing::warn!(%container, pid, %kind, text, "share broken");
+            }
+        }
         if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {
             tracing::warn!(%error, "what containers do against their shares cannot be written down");
         }
@@ -511,13 +494,13 @@ fn raced(passed: Passed) -> Option<&'static str> {
 fn beyond_books(lease: &Lease, member: &Member) -> Violation {
     let [held, beyond] = [member.held.bytes, member.unbooked].map(DeviceMemory::from_bytes);
     let text = format!("its processes hold {held} of device memory, {beyond} more than its books explain");
-    watch::of(lease, None, Kind::Memory, text)
+    Violation::by(lease, None, Kind::Memory, text)
 }
 
 fn beyond_share(lease: &Lease, excess: u64) -> Violation {
     let seconds = excess / 1_000_000_000;
     let text = format!("it used at least {seconds} s of GPU time more than its share");
-    watch::of(lease, None, Kind::Compute, text)
+    Violation::by(lease, None, Kind::Compute, text)
 }
 
 /// A violation if the process `pid` belongs to no lease of the node, also none of whole GPUs, and is not this
@@ -532,7 +515,8 @@ fn stranger(store: &Store, pid: u32, bytes: u64) -> Option<Violation> {
     let container = cgroup_of(i32::try_from(pid).ok()?)?.display().to_string();
     let bytes = DeviceMemory::from_bytes(bytes);
     let text = format!("no share explains the {bytes} of device memory that it holds");
-    Some(Violation { lease: None, container, pid: Some(pid), kind: Kind::Stranger.name().to_owned(), text })
+    let kind = Kind::Stranger.name().to_owned();
+    Some(Violation { lease: None, container, pid: Some(pid), kind, text, born: None })
 }
 
 /// Publishes the measurements of a GPU's containers. A region that is going away with its container is no

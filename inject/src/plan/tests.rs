@@ -137,6 +137,7 @@ fn lease(request: &Request) -> Lease {
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),
+        shrunk_from: Vec::new(),
     }
 }
 

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
-    ContextCost, Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Overhead, USAGE_HEADER_LEN,
-    USAGE_LEN, Usage, grants_are, lock_byte, measurements, read_throttled, read_usage_of, read_wishes,
-    usage_length,
+    ContextCost, Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Overhead, ProcessUsage,
+    USAGE_HEADER_LEN, USAGE_LEN, Usage, grants_are, lock_byte, measurements, processes, read_throttled,
+    read_usage_of, read_wishes, usage_length,
 };
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
@@ -222,6 +222,18 @@ impl Region {
                 || is_locked(file, process.slot)
                 || running.may_have(process.pid, process.start_time)
         })?)
+    }
+
+    /// The processes that have a slot in a `usage` file that [`Region::hold`] keeps open, as the container says.
+    ///
+    /// # Errors
+    /// As [`Region::read_usage`].
+    pub fn processes_in(file: &File) -> Result<Vec<ProcessUsage>, UsageError> {
+        let mut bytes = vec![0; USAGE_LEN];
+        if file.metadata()?.len() < USAGE_LEN as u64 || read_into(file, &mut bytes[..usage_length(0)])? == 0 {
+            return Err(UsageError::Damaged(Damaged));
+        }
+        Ok(processes(&bytes)?.collect())
     }
 
     /// The memory limits that the container wishes for, by line: number of the wish, and bytes. `file` is one

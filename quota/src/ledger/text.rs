@@ -8,8 +8,8 @@ use super::Page;
 use super::page::Line;
 
 /// Raised with every change to what follows it. 2: leases of resource claims. 3: names of containers.
-/// 4: time slices. 5: leases that a supervisor holds.
-const VERSION: u32 = 5;
+/// 4: time slices. 5: leases that a supervisor holds. 6: limits that shrank.
+const VERSION: u32 = 6;
 /// The earliest version whose lines are also lines of this one. A running node has such a ledger after an
 /// upgrade.
 const READABLE: u32 = 1;

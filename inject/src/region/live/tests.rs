@@ -37,6 +37,7 @@ fn lease(memory: u64, cores: Option<u8>) -> Lease {
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),
+        shrunk_from: Vec::new(),
     }
 }
 

@@ -39,6 +39,7 @@ fn lease(container: &str, others: Vec<Member>, enforcement: Enforcement) -> Leas
         priority: Priority::default(),
         granted_at: 0,
         restated: std::collections::BTreeMap::new(),
+        shrunk_from: Vec::new(),
     }
 }
 
