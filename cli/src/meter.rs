@@ -6,14 +6,14 @@
 //! it. It holds the driver open only while a container holds one.
 
 mod account;
-mod audit;
 mod driver;
 mod elastic;
+mod fallback;
 mod kept;
 mod kernel_log;
 mod listen;
+mod mend;
 mod metered;
-mod overhead;
 mod owner;
 mod process;
 mod record;
@@ -34,9 +34,9 @@ use gpushare_inventory::{Node, open_now};
 use gpushare_quota::{Lease, Store};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-pub use audit::mend;
 pub use kernel_log::newest as newest_record;
 pub use listen::Telling;
+pub use mend::mend;
 
 use self::kept::Kept;
 use self::searches::Subject;

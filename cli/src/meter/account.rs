@@ -4,10 +4,18 @@ use std::collections::BTreeMap;
 
 use gpushare_region::Measurement;
 
-use super::audit::Held;
 use super::record::Use;
 use super::windows::{Sample, Spent, Windows};
 use crate::clock::Clock;
+
+/// What the driver counts of a container on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Device memory in bytes.
+    pub bytes: u64,
+    /// How many processes hold it.
+    pub processes: u32,
+}
 
 /// The time and memory of one GPU's containers.
 #[derive(Debug)]

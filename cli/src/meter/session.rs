@@ -9,21 +9,19 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use gpushare_config::{Config, Meter};
-use gpushare_inject::{
-    ContextCosts, Measuring, MemoryUse, Passed, Region, Supervision, UsageError, one_line, supervision,
-};
+use gpushare_inject::{Measuring, MemoryUse, Passed, Region, Supervision, one_line, supervision};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
-use gpushare_quota::{Enforcement, HeldBy, Lease, Running, Store, cgroup_of};
-use gpushare_region::{Measurement, Usage};
+use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
+use gpushare_region::Measurement;
 use nvml_wrapper::Nvml;
 use procfs::process::Process;
 
-use super::account::{Account, Member};
-use super::audit::{Audit, Held, mend};
+use super::account::{Account, Held};
 use super::driver::Gpu;
+use super::fallback::{Fallback, HeldByLease};
 use super::kept::Kept;
+use super::mend::mend;
 use super::metered::{Metered, record_of};
-use super::overhead::{Figure, Overheads};
 use super::owner::Owners;
 use super::response::Response;
 use super::rules::LastUse;
@@ -40,9 +38,6 @@ const CHANGES: Duration = Duration::from_millis(50);
 /// The pause between two rounds else. The processes on GPUs are noted as often, which is shorter than the
 /// making of a CUDA context alone.
 const SLOW: Duration = Duration::from_millis(100);
-/// How often what contexts take is looked at. The libraries use a figure for a second, and it takes two
-/// looks.
-const CONTEXTS: Duration = Duration::from_millis(280);
 /// How often memory is looked at, and everything that a container might have changed.
 const LOOK: Duration = Duration::from_secs(1);
 /// Every how many looks the kernel is asked about processes. One costs ten times as much as the books of its
@@ -80,10 +75,7 @@ pub fn run(
         leases: Vec::new(),
         gpus: HashMap::new(),
         owners: Owners::default(),
-        audit: Audit::default(),
-        overheads: Overheads::default(),
-        costs: ContextCosts::load(state, &node.driver.version),
-        weighed: Instant::now(),
+        fallback: Fallback::new(state, &node.driver.version, config.meter.tolerance),
         looked: None,
         supervised: HashMap::new(),
         looks: 0,
@@ -124,12 +116,7 @@ struct Session<'a> {
     leases: Vec<Lease>,
     gpus: HashMap<GpuUuid, Metered<'a>>,
     owners: Owners,
-    audit: Audit,
-    overheads: Overheads,
-    /// Measured cost of contexts on this node.
-    costs: ContextCosts,
-    /// When what contexts take was last looked at.
-    weighed: Instant,
+    fallback: Fallback<'a>,
     looked: Option<Instant>,
     /// Figures of supervisors at the last look, by lease.
     supervised: HashMap<i64, io::Result<Option<Supervision>>>,
@@ -203,8 +190,7 @@ impl<'a> Session<'a> {
                 .retain(|id| grants().any(|(lease, _, grant)| lease.id == id && grant.gpu == *gpu));
         }
         self.gpus.retain(|_, metered| !metered.account.is_empty());
-        self.audit.retain(|id| leases.iter().any(|lease| lease.id == id));
-        self.overheads.retain(|id| leases.iter().any(|lease| lease.id == id));
+        self.fallback.retain(|id| leases.iter().any(|lease| lease.id == id));
         self.limits.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.leases = leases;
     }
@@ -213,7 +199,7 @@ impl<'a> Session<'a> {
     fn measure(&mut self) {
         if self.listed.is_none_or(|listed| listed.elapsed() >= SLOW) {
             self.listed = Some(Instant::now());
-            self.look_at_processes();
+            self.list_processes();
         }
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
@@ -227,63 +213,21 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Notes the processes on GPUs, since a short one may have ended by the time of its first sample, and
-    /// publishes what the containers' contexts take.
-    fn look_at_processes(&mut self) {
-        let weighs = self.weighed.elapsed() >= CONTEXTS;
-        if weighs {
-            self.weighed = Instant::now();
-        }
-        let running = Running::default();
-        let mut is_news = false;
-        for (gpu, metered) in &mut self.gpus {
-            // A supervisor knows what contexts take.
-            let is_held_by_books = |id: &i64| {
-                let lease = self.leases.iter().find(|lease| lease.id == *id);
-                lease.is_some_and(|lease| lease.enforcement.terms().is_held_by_books)
-            };
-            let members = metered.account.members().filter(|(id, _)| weighs && is_held_by_books(id));
-            let members: Vec<(i64, usize)> = members.map(|(id, member)| (id, member.line)).collect();
-            let books = |(id, line): (i64, usize)| {
-                let lease = self.leases.iter().find(|lease| lease.id == id)?;
-                let usage = read_books(&self.kept, self.state, lease, &running).ok()?;
-                usage.devices.get(line).copied()
-            };
-            let before: Vec<_> = members.iter().map(|member| books(*member)).collect();
+    /// Notes the processes on GPUs, since a short one may have ended by the time of its first sample, and weighs
+    /// the contexts of those that libraries hold.
+    fn list_processes(&mut self) {
+        let Self { gpus, fallback, kept, owners, leases, limits, .. } = self;
+        let is_due = fallback.begin_weighing();
+        for metered in gpus.values_mut() {
+            let before = is_due.then(|| fallback.books_before(metered, kept, leases));
             let processes = metered.gpu.processes();
-            for (pid, _) in processes.iter().flatten() {
-                self.owners.note(*pid, &self.leases);
-            }
-            let held = processes.map(|all| held_by_lease(&all, |pid| self.owners.of(pid, &self.leases)));
-            for (member, before) in members.into_iter().zip(before) {
-                let (Some(before), Some(after)) = (before, books(member)) else { continue };
-                let (id, line) = member;
-                let lease = self.leases.iter().find(|lease| lease.id == id);
-                // Under MPS the server may have the contexts.
-                let terms = lease.map(|lease| (lease.enforcement, lease.enforcement.terms().is_intercepted));
-                let held = match (&held, terms) {
-                    (Some(held), Some((enforcement, true))) if enforcement != Enforcement::Mps => {
-                        held.get(&id).copied().unwrap_or(Some(Held::default()))
-                    }
-                    _ => None,
-                };
-                let figure = self.overheads.poll(member, &before, held, &after);
-                if let (Figure::Is(Some(overhead)), Some(Held { processes: 1, .. })) = (figure, held) {
-                    is_news |= self.costs.note(*gpu, id, overhead.of(after.context_bytes));
-                }
-                let (cost, now) = (self.costs.of(*gpu), Clock::now().monotonic);
-                publish_into(self.state, id, &mut self.limits, |file| {
-                    file.set_context_cost(line, cost)?;
-                    match figure {
-                        Figure::Is(overhead) => file.set_overhead(line, overhead, now),
-                        Figure::Unknown => Ok(()),
-                    }
-                });
+            processes.iter().flatten().for_each(|(pid, _)| owners.note(*pid, leases));
+            if let Some(before) = before {
+                let held = processes.map(|all| held_by_lease(&all, |pid| owners.of(pid, leases)));
+                fallback.weigh(metered.gpu.uuid(), before, held.as_ref(), (kept, leases, limits));
             }
         }
-        if is_news && let Err(error) = self.costs.store(self.state) {
-            tracing::warn!(%error, "what contexts cost cannot be written down");
-        }
+        fallback.end_weighing();
     }
 
     /// The slow look: memory and time as the driver counts them, and what a container may have changed.
@@ -388,8 +332,8 @@ impl<'a> Session<'a> {
         found
     }
 
-    /// Compares the driver's figures with the containers' books and shares. Notes the processes on GPUs by
-    /// lease, and those of no lease with their memory.
+    /// What the driver counts of each container, and what is wrong with that where no supervisor holds it. Notes
+    /// the processes on GPUs by lease, and those of no lease with their memory.
     fn audit(
         &mut self,
         on_gpu: &mut HashMap<i64, HashSet<u32>>,
@@ -410,40 +354,11 @@ impl<'a> Session<'a> {
                 held.bytes = held.bytes.saturating_add(bytes);
                 held.processes += 1;
             }
-            let until = metered.account.counted_until();
-            let is_by_record = metered.account.is_by_record();
+            let until = metered.account.counted_until().filter(|_| !metered.account.is_by_record());
             for (id, member) in metered.account.members() {
                 member.held = held.get(&id).copied().unwrap_or_default();
                 let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
-                let books = read_books(&self.kept, self.state, lease, &running);
-                let fails = matches!(&books, Err(error @ UsageError::Io(_)) if fault(error).is_some());
-                let is_unread = self.audit.is_unread(id, member.line, fails);
-                let books = books.or_else(|error| {
-                    let fault = fault(&error).filter(|_| !fails || is_unread);
-                    found.extend(fault.map(|text| Violation::by(lease, None, Kind::Unreadable, text)));
-                    match error {
-                        // Who spoils the books has none, and explains nothing by them.
-                        UsageError::Damaged(_) => Ok(Usage::default()),
-                        UsageError::Io(_) => Err(()),
-                    }
-                });
-                if let Ok(books) = books {
-                    let tolerance = self.settings.tolerance;
-                    let booked = match self.supervised.get(&id) {
-                        None => books.devices.get(member.line).map_or(0, |device| device.bytes),
-                        Some(Ok(Some(seen))) => seen.charged.get(member.line).copied().unwrap_or(0),
-                        // Figures that cannot be read are named, and explain all within the limit.
-                        Some(Ok(None) | Err(_)) => u64::MAX,
-                    };
-                    member.unbooked = self.audit.compare(lease, member.line, &member.held, booked, tolerance);
-                    found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
-                }
-                let until = until.map(|micros| micros.saturating_mul(1000));
-                // Supervisors let nobody run past his time, and the card's record names nobody for certain.
-                if !is_by_record && lease.compute_held_by() != HeldBy::Supervisor {
-                    let excess = until.and_then(|now| self.audit.excess(lease, member.line, member.own, now));
-                    found.extend(excess.map(|excess| beyond_share(lease, excess)));
-                }
+                found.extend(self.fallback.look(lease, member, &self.kept, (until, &running)));
             }
         }
         found
@@ -469,15 +384,6 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What is wrong with a usage file; `None` for one of a container that has ended or is being created.
-fn fault(error: &UsageError) -> Option<String> {
-    match error {
-        UsageError::Damaged(_) => Some("its usage file is damaged".to_owned()),
-        UsageError::Io(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        UsageError::Io(error) => Some(format!("its usage file cannot be read: {error}")),
-    }
-}
-
 /// Says what went past a lease's supervisors; `None` for nothing.
 fn raced(passed: Passed) -> Option<&'static str> {
     match passed {
@@ -489,18 +395,6 @@ fn raced(passed: Passed) -> Option<&'static str> {
             Some("a program changed a call on its way past the supervisor, and was ended above the limit")
         }
     }
-}
-
-fn beyond_books(lease: &Lease, member: &Member) -> Violation {
-    let [held, beyond] = [member.held.bytes, member.unbooked].map(DeviceMemory::from_bytes);
-    let text = format!("its processes hold {held} of device memory, {beyond} more than its books explain");
-    Violation::by(lease, None, Kind::Memory, text)
-}
-
-fn beyond_share(lease: &Lease, excess: u64) -> Violation {
-    let seconds = excess / 1_000_000_000;
-    let text = format!("it used at least {seconds} s of GPU time more than its share");
-    Violation::by(lease, None, Kind::Compute, text)
 }
 
 /// A violation if the process `pid` belongs to no lease of the node, also none of whole GPUs, and is not this
@@ -528,7 +422,7 @@ fn publish(state: &Path, account: &Account, clock: Clock, limits: &mut HashMap<i
 }
 
 /// Writes into the limits file of a lease, which is opened at the first time.
-fn publish_into(
+pub(super) fn publish_into(
     state: &Path,
     lease: i64,
     limits: &mut HashMap<i64, Measuring>,
@@ -544,20 +438,9 @@ fn publish_into(
     }
 }
 
-/// The books of a lease's containers.
-fn read_books(kept: &Kept, state: &Path, lease: &Lease, running: &Running) -> Result<Usage, UsageError> {
-    match kept.usage(lease.id) {
-        Some(file) => Region::usage_in(file, running, lease.grants.len()),
-        None => Region::of(state, lease.id).read_usage(running, lease.grants.len()),
-    }
-}
-
 /// The driver's count by lease; `None` where it does not report the memory of one of the lease's processes.
-fn held_by_lease(
-    processes: &[(u32, Option<u64>)],
-    mut owner: impl FnMut(u32) -> Option<i64>,
-) -> HashMap<i64, Option<Held>> {
-    let mut held: HashMap<i64, Option<Held>> = HashMap::new();
+fn held_by_lease(processes: &[(u32, Option<u64>)], mut owner: impl FnMut(u32) -> Option<i64>) -> HeldByLease {
+    let mut held = HeldByLease::new();
     for (pid, bytes) in processes {
         let Some(lease) = owner(*pid) else { continue };
         let known = held.entry(lease).or_insert(Some(Held::default()));

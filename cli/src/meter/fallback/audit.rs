@@ -1,13 +1,12 @@
-//! Audits every lease once a second: limits files that a container has changed, device memory beyond the
-//! container's books or limit, and GPU time beyond its share.
+//! Device memory beyond a container's books or limit, and GPU time beyond its share.
 
 use std::collections::HashMap;
 
-use anyhow::Result;
-use gpushare_inject::Region;
 use gpushare_inventory::DeviceMemory;
-use gpushare_quota::{Enforcement, Lease, Store};
+use gpushare_quota::{Enforcement, Lease};
 use gpushare_request::ComputePolicy;
+
+use crate::meter::account::Held;
 
 /// How many looks in a row must find memory beyond the books. The driver and the container note an allocation
 /// at different instants.
@@ -107,44 +106,6 @@ impl Audit {
         self.allowed.retain(|(lease, _), _| living(*lease));
         self.excess.retain(|(lease, _), _| living(*lease));
     }
-}
-
-/// Makes the limits file of a living lease say what the store says. Returns whether it had to. It compares
-/// again while nobody else can change either.
-///
-/// # Errors
-/// When the store fails, or the file cannot be written.
-pub fn mend(store: &Store, region: &Region, lease: &Lease) -> Result<bool> {
-    match region.grants_are(lease) {
-        Ok(true) => return Ok(false),
-        // A container that is being created or has ended has no file to compare.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error.into()),
-        Ok(false) => {}
-    }
-    let mended = store.settle(lease.id, &lease.member.key, |lease| match region.grants_are(lease) {
-        // A meter that was killed while the share grew or shrank has left less memory there: no container's
-        // doing.
-        Ok(false) if lease.elastic.is_some() && region.has_less_memory(lease)? => {
-            region.set_memory(lease)?;
-            match region.grants_are(lease)? {
-                true => Ok(false),
-                false => region.set_grants(lease).map(|()| true),
-            }
-        }
-        Ok(false) => region.set_grants(lease).map(|()| true),
-        other => other.map(|_| false),
-    })?;
-    Ok(mended.transpose()?.unwrap_or(false))
-}
-
-/// What the driver counts of a container on one GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// Device memory in bytes.
-    pub bytes: u64,
-    /// How many processes hold it.
-    pub processes: u32,
 }
 
 /// Device memory in bytes beyond the books, if it is more than a slack; `None` when all is explained. Books

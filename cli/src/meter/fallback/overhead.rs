@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use gpushare_region::{DeviceUsage, Overhead};
 
-use super::audit::Held;
+use crate::meter::account::Held;
 
 /// Results of earlier polls, by lease and line.
 #[derive(Debug, Default)]
