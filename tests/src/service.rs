@@ -62,6 +62,12 @@ impl Service {
         Self { scratch, child }
     }
 
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What it has logged so far.
     #[must_use]
     pub fn log(&self) -> String {

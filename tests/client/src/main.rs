@@ -9,6 +9,7 @@ mod allocate;
 mod calibrate;
 mod cost;
 mod driver;
+mod exhaust;
 mod fill;
 mod grow;
 mod kernel;
@@ -48,6 +49,8 @@ enum Verb {
     Calibrate(calibrate::Calibrate),
     /// Time calls in rounds; one line a round, picoseconds a call
     Cost(cost::Cost),
+    /// Take all that there is of something
+    Exhaust(exhaust::Exhaust),
     /// Allocate until refused, in one or several processes at once
     Fill(fill::Fill),
     /// Fill the GPU, then load modules
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Verb::Allocate(allocate) => allocate.run(),
         Verb::Calibrate(calibrate) => calibrate.run(),
         Verb::Cost(cost) => cost.run(),
+        Verb::Exhaust(exhaust) => exhaust.run(),
         Verb::Fill(fill) => fill.run(),
         Verb::Grow(grow) => grow.run(),
         Verb::Launch(launch) => launch.run(),

@@ -175,6 +175,32 @@ fn a_container_that_cheats_is_ended_where_the_settings_say_so_and_never_stopped(
     }
 }
 
+/// The kernel keeps the pid of who set it, which another process may have by now.
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn a_lease_whose_setter_has_ended_is_named_by_who_has_it() {
+    if !met(NEEDS) {
+        return;
+    }
+    let node = SimulatedNode::one_gpu();
+    let runtime = runtime(&node, "report");
+    let config = runtime.config();
+    let neighbour = share("1GiB", &["sh", "-c", "while :; do busybox true; busybox sleep 0.05; done"]);
+    let taker = share("1GiB", &[CLIENT, "lease", "--by-child", "/usr/lib/gpushare/driver/cuda"]);
+    let (innocent, taking) = (runtime.run(&neighbour), runtime.run(&taker));
+    assert!(eventually(SOON, || taking.stdout().contains("leases 1")), "{}", taking.stderr());
+    for has_meter in [false, true] {
+        let meter = has_meter.then(|| meter::start(config));
+        let doctor = || cli(config, &["doctor"]).stdout;
+        let is_told =
+            || doctor().lines().any(|line| line.contains(taker.id()) && line.contains("F_SETLEASE"));
+        assert!(eventually(SOON, is_told), "meter: {has_meter}: {}", doctor());
+        assert!(!doctor().contains(neighbour.id()), "{}", doctor());
+        drop(meter);
+    }
+    drop(innocent);
+}
+
 /// What the meter of an earlier version stopped goes on at the first look of this one.
 #[test]
 #[ignore = "needs root and runc: runs containers"]

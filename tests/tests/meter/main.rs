@@ -1,6 +1,7 @@
 //! The node's meter: it tells containers' GPU time apart, goes on after a restart, is not needed by
 //! containers that run, and sees what happens outside of the libraries.
 
+mod campaign;
 mod cheating;
 mod faults;
 
