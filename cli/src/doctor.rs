@@ -545,6 +545,7 @@ fn cheating(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Finding> {
     };
     let finding = |violation: &Violation| match violation.kind == Kind::Stranger.name() {
         true => warning("stranger", violation.to_string()),
+        false if !violation.is_cheating() => warning("unsearched", format!("container {violation}")),
         false => failure("cheating", format!("container {violation}")),
     };
     found.iter().map(finding).collect()

@@ -410,7 +410,8 @@ pub fn holders(memory: &str, compute: &str) -> String {
 fn share(lease: &Lease, seen: &Seen, node: &Node, violations: &[Violation]) -> ShareView {
     let member = &lease.member;
     let pod = member.name.as_ref();
-    let its = violations.iter().filter(|violation| violation.lease == Some(lease.id));
+    let is_its = |one: &&Violation| one.lease == Some(lease.id) && one.is_cheating();
+    let its = violations.iter().filter(is_its);
     ShareView {
         lease: lease.id,
         name: containers(lease),

@@ -119,7 +119,7 @@ impl Looker {
         }
         let headings = ["CONTAINER", "STATE", "PID", "GPU", "MEMORY", "USED", "COMPUTE", "GPU TIME", "AGE"];
         let rows = seen.flat_map(|(lease, seen)| {
-            let cheats = !of(Some(lease)).is_empty();
+            let cheats = of(Some(lease)).iter().any(Violation::is_cheating);
             rows(&held_by(lease, claim_of(lease)), lease, &seen, &names, cheats)
         });
         table::print(headings, rows)?;
@@ -127,7 +127,11 @@ impl Looker {
             violation.lease.is_none_or(|id| leases.iter().any(|lease| lease.id == id))
         };
         for violation in violations.iter().filter(shown) {
-            let word = if violation.lease.is_some() { "CHEATING" } else { "STRANGER" };
+            let word = match violation.lease {
+                _ if !violation.is_cheating() => "UNSEARCHED",
+                Some(_) => "CHEATING",
+                None => "STRANGER",
+            };
             table::line(&format!("{word}: {violation}"))?;
         }
         if !lock::is_held(&meter::lock_file(&self.state)) {

@@ -46,6 +46,11 @@ impl Violation {
         let (lease, container) = (Some(lease.id), ids(lease).join(", "));
         Self { lease, container, pid, kind: kind.name().to_owned(), text, born: None }
     }
+
+    /// Whether it is against a share: a container that is too much to be searched may be an honest one.
+    pub fn is_cheating(&self) -> bool {
+        self.kind != Kind::Unsearched.name()
+    }
 }
 
 /// Kinds of violations.
@@ -123,7 +128,8 @@ const MOST_ROWS: usize = 4;
 const MOST_STRANGERS: usize = 32;
 
 impl Noted {
-    /// Notes `violation` below the state folder. Returns whether it is one that was not noted of late.
+    /// Notes `violation` below the state folder, if it is against a share. Returns whether it is one that was not
+    /// there of late.
     pub fn note(&mut self, state: &Path, violation: &Violation) -> bool {
         self.0.retain(|_, at| at.elapsed() < ONCE_IN);
         let strangers = self.0.keys().filter(|(lease, ..)| lease.is_none()).count();
@@ -133,6 +139,9 @@ impl Noted {
         let key = (violation.lease, violation.container.clone(), violation.kind.clone());
         let Entry::Vacant(entry) = self.0.entry(key) else { return false };
         entry.insert(Instant::now());
+        if !violation.is_cheating() {
+            return true;
+        }
         let found = Found {
             at: now().as_secs(),
             lease: violation.lease,

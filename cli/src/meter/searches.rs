@@ -30,9 +30,9 @@ use super::process::Process;
 use crate::violation::{Kind, Violation};
 
 /// The most processes of one container that are searched at a time.
-const MOST_PROCESSES: usize = 512;
+const MOST_PROCESSES: usize = 4096;
 /// The longest that one container may take at a time.
-const LONGEST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_millis(500);
 /// After how long a search counts as one that does not come back.
 const STUCK: Duration = Duration::from_secs(1);
 /// How often a single search looks whether it has ended.

@@ -375,7 +375,8 @@ impl<'a> Session<'a> {
             if self.noted.note(self.state, violation) {
                 let (container, pid, kind, text) =
                     (&violation.container, violation.pid, &violation.kind, &violation.text);
-                tracing::warn!(%container, pid, %kind, text, "share broken");
+                let what = if violation.is_cheating() { "share broken" } else { "not searched" };
+                tracing::warn!(%container, pid, %kind, text, "{what}");
             }
         }
         if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {

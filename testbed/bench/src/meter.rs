@@ -26,8 +26,8 @@ pub fn section() -> Result<Table> {
     let mut table = Table::default();
     for (held, is_supervised) in [("libraries", false), ("supervisors", true)] {
         let node = SimulatedNode::one_gpu();
-        let runtime = Runtime::wrapped(LowLevel::Runc, &node);
-        let bundles: Vec<Bundle> = (0..SHARES).map(|_| bundle(is_supervised)).collect();
+        let runtime = runtime(&node, is_supervised)?;
+        let bundles: Vec<Bundle> = (0..SHARES).map(|_| bundle()).collect();
         let _containers: Vec<Container<'_>> = bundles.iter().map(|bundle| runtime.run(bundle)).collect();
         let meter = Meter::start(&node)?;
         sleep(Duration::from_secs(2));
@@ -47,11 +47,24 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-fn bundle(is_supervised: bool) -> Bundle {
+/// The wrapper in front of runc. The simulated GPUs' memory is not the resource manager's, so that supervisors
+/// have nothing to do.
+fn runtime(node: &SimulatedNode, is_supervised: bool) -> Result<Runtime> {
+    let config = node.config_with("meter", &LowLevel::Runc.settings());
+    if is_supervised {
+        let more = config.with_extension("toml.d");
+        fs::create_dir_all(&more)?;
+        let program = artifacts::supervisor();
+        let text =
+            format!("[supervisor]\nmode = \"required\"\n[paths]\nsupervisor = \"{}\"\n", program.display());
+        fs::write(more.join("supervisor.toml"), text)?;
+    }
+    Ok(Runtime::with_config(LowLevel::Runc, &config))
+}
+
+fn bundle() -> Bundle {
     let program = ["/bin/gpushare-simulator", "probe", "--json", "--allocate", "64MiB", "--hold", "10000"];
-    let bundle =
-        Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_CORES", "2").args(&program);
-    if is_supervised { bundle.env("GPUSHARE_SUPERVISOR", "required") } else { bundle }
+    Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").env("GPUSHARE_CORES", "2").args(&program)
 }
 
 /// A running meter, which is killed on drop.

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use super::Budget;
 
 /// The most open files of one container that are looked at.
-pub(super) const MOST: usize = 16_384;
+pub(super) const MOST: usize = 65_536;
 /// The most bytes that are read of what the kernel says about one.
 const LONGEST: u64 = 64 << 10;
 
