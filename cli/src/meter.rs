@@ -24,9 +24,10 @@ mod session;
 mod windows;
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use gpushare_config::{Config, OnCheating};
@@ -45,6 +46,8 @@ use crate::{inventory, lock, node};
 
 /// While there is no container, the store's time stamp is looked at this often, to notice a new one.
 const IDLE: Duration = Duration::from_millis(100);
+/// How often a file is tried again that somebody has a lease on.
+const LEASED: Duration = Duration::from_secs(1);
 
 /// The file that the node's meter has locked.
 pub fn lock_file(state: &Path) -> PathBuf {
@@ -75,14 +78,34 @@ pub fn meter(telling: Telling) -> Result<()> {
         tracing::warn!("meter.on_cheating = \"cap\" counts as \"report\": nothing stops containers any more");
     }
     tracing::info!("meter started");
+    // Held from the beginning: whoever has a lease (fcntl(2)) on one before makes others wait.
+    let (mut kept, mut is_told) = (None, false);
     loop {
-        wait_for_shares(&store)?;
+        wait_for_shares(&store, || hold(&mut kept, &config, state.path()))?;
         let node = Node::open(&config.roots)?;
         let library = node.driver.libnvidia_ml()?;
-        // The loader would wait for a container that has a lease (fcntl(2)) on the library.
-        let _held = open_now(&library).with_context(|| format!("cannot open {} now", library.display()))?;
-        let nvml = inventory::nvml(&library)?;
-        session::run(&nvml, &node, state.path(), &store, &config, &used)?;
+        // The loader would wait for a container that has a lease on the library.
+        match open_now(&library) {
+            Ok(_held) => {
+                let nvml = inventory::nvml(&library)?;
+                session::run(&nvml, &node, state.path(), &store, &config, &used)?;
+                // The driver may be another one than before.
+                let before = kept.replace(Kept::of(&node, &config, state.path()));
+                hold(&mut kept, &config, state.path());
+                drop(before);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                hold(&mut kept, &config, state.path());
+                let library = library.display();
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(%library, "somebody has a lease (F_SETLEASE) on it: nothing is measured until the kernel has ended it");
+                }
+                sleep(LEASED);
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot open {}", library.display()));
+            }
+        }
     }
 }
 
@@ -95,13 +118,28 @@ pub fn look_once(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Violati
         leases.iter().filter(|lease| lease.enforcement.terms().has_region).cloned().collect();
     let mut kept = Kept::of(&node, config, state);
     kept.hold(&shares);
-    searches::once(state, &libcuda, Subject::of(&kept, &shares, HashMap::new()))
+    let mut found = searches::once(state, &libcuda, Subject::of(&kept, &shares, HashMap::new()));
+    found.extend(kept.leased_by_nobody(&found));
+    found
 }
 
-/// Returns once a container holds a share.
-fn wait_for_shares(store: &Store) -> Result<()> {
+/// Opens the files that the meter keeps open, as far as they are not yet. Without a driver there are none.
+fn hold(kept: &mut Option<Kept>, config: &Config, state: &Path) {
+    if kept.is_none() {
+        *kept = Node::open(&config.roots).ok().map(|node| Kept::of(&node, config, state));
+    }
+    kept.iter_mut().for_each(|kept| kept.hold(&[]));
+}
+
+/// Returns once a container holds a share. Meanwhile it does `each_second`.
+fn wait_for_shares(store: &Store, mut each_second: impl FnMut()) -> Result<()> {
     let mut seen = None;
+    let mut done: Option<Instant> = None;
     loop {
+        if done.is_none_or(|done| done.elapsed() >= LEASED) {
+            each_second();
+            done = Some(Instant::now());
+        }
         let change = store.last_change();
         if (change.is_none() || change != seen) && !shares(store)?.is_empty() {
             return Ok(());

@@ -36,14 +36,13 @@ impl Xid {
     pub fn parse(record: &str) -> Option<Self> {
         let number_in_log = record_number(record)?;
         let (prefix, message) = record.split_once(';')?;
-        if is_of_a_packet(message) {
-            return None;
-        }
         // Priority and facility in one number; the facility of the kernel is 0.
         prefix.split(',').next()?.parse::<u32>().ok().filter(|priority| *priority < 8)?;
         let (address, rest) = message.strip_prefix("NVRM: Xid (PCI:")?.split_once("): ")?;
+        let address = Some(address).filter(|address| is_whole_address(address))?;
         let whole = if address.contains('.') { address.to_owned() } else { format!("{address}.0") };
         let (number, text) = rest.split_once(',').unwrap_or((rest, ""));
+        let text = if text.is_empty() { text } else { drivers_own(text.strip_prefix(' ')?)? };
         let text: String = text.trim().chars().filter(|c| !c.is_control()).take(200).collect();
         Some(Self {
             address: pci_address(&whole)?,
@@ -138,16 +137,31 @@ fn mended(state: &Path, gpu: GpuUuid) -> Option<u64> {
     (of == boot_id().ok()?).then(|| record.trim().parse().ok())?
 }
 
-/// Whether the kernel logged a packet (net/netfilter/nf_log_syslog.c), under a prefix that whoever rules a
-/// network namespace chooses. A program's name, which the driver's records have, is too short for all of it.
-fn is_of_a_packet(message: &str) -> bool {
-    let Some((_, rest)) = message.split_once("IN=").and_then(|(_, rest)| rest.split_once(" OUT=")) else {
-        return false;
+/// What the driver says after an error's number, or nothing at all of what it would not say: the kernel logs
+/// packets too (net/netfilter/nf_log_syslog.c, ebt_log.c), under a prefix that whoever rules a network namespace
+/// chooses, and then says where each came `IN=` and goes `OUT=`. Since release 450 the driver names the program
+/// first, by at most 15 characters, which may read as anything.
+fn drivers_own(text: &str) -> Option<&str> {
+    const NAME: usize = 15;
+    /// How the rest of a packet's record begins, where its interfaces are taken for a name.
+    const PACKETS: [&str; 6] = ["MAC", "SRC=", "ARP", "PHYS", "TRUNCATED", "proto"];
+    let is_own = |text: &str| {
+        !text.contains("IN=")
+            && !text.contains("OUT=")
+            && !PACKETS.iter().any(|word| text.trim_start().starts_with(word))
     };
-    let follows =
-        |words: [&str; 2]| rest.split_once(words[0]).is_some_and(|(_, rest)| rest.contains(words[1]));
-    [[" SRC=", " DST="], ["ARP ", "HTYPE="], ["MACSRC=", " MACPROTO="]].into_iter().any(follows)
-        || rest.contains(" TRUNCATED")
+    let Some((pid, named)) = text.strip_prefix("pid=").and_then(|rest| rest.split_once(", name=")) else {
+        return is_own(text).then_some(text);
+    };
+    let mut ends = named.match_indices(", ").take_while(|(at, _)| *at <= NAME).map(|(at, _)| at);
+    let is_number = pid.trim_matches('\'').chars().all(|c| c.is_ascii_digit()) || pid.contains("<unknown>");
+    (is_number && ends.any(|at| is_own(&named[at + 2..]))).then_some(text)
+}
+
+/// Whether it is the driver's form of a PCI address: domain, bus and device in full.
+fn is_whole_address(address: &str) -> bool {
+    let widths: Vec<usize> = address.split(['.', ':']).map(str::len).collect();
+    matches!(widths[..], [4 | 8, 2, 2] | [4 | 8, 2, 2, 1])
 }
 
 /// The number of a record of the kernel's log.
@@ -181,7 +195,9 @@ mod tests {
         assert_eq!((azure.number, azure.address), (48, (1, 0, 0, 0)));
         assert_eq!(Xid::parse("3,7,1,-;NVRM: Xid (PCI:0000:01:00.0): 62").unwrap().number, 62);
         // No program keeps its GPU's errors from being seen by its name.
-        for name in ["IN= OUT=", "IN=OUT=SRC=DST=", "IN= OUT= SRC=a"] {
+        for name in
+            ["IN= OUT=", "IN=OUT=SRC=DST=", "IN= OUT= SRC=a", "a, OUT=", ", , ", "a, MAC=", "<unknown>"]
+        {
             let record = format!(
                 "4,9,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name={name}, GPU has fallen off the bus."
             );
@@ -202,6 +218,10 @@ mod tests {
             "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN=eth0 OUT= ARP HTYPE=1 PTYPE=0x0800 OPCODE=1 ",
             "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN=eth0 OUT= MACSRC=00:11:22:33:44:55 MACDST=00:11:22:33:44:55 MACPROTO=88cc ",
             "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN=eth0 OUT= TRUNCATED",
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN=veth0 OUT= MAC=ff:ff:ff:ff:ff:ff:00:11:22:33:44:55:88:b5 ",
+            "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=IN=a, OUT=b, MAC=ff:ff ",
+            "4,1,1,-;NVRM: Xid (PCI:0:3b:00): 79, IN=veth0 OUT= MAC source = 00:11 MAC dest = 00:22 proto = 0x88b5",
+            "4,1,1,-;NVRM: Xid (PCI:0:3b:0): 79, GPU has fallen off the bus.",
             "4,1,1,-;NVRM: GPU at PCI:0000:3b:00: GPU-x",
         ] {
             assert_eq!(Xid::parse(none), None, "{none:?}");

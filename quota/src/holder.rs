@@ -133,12 +133,14 @@ impl Holder {
             let longest = (most - all.len()) as u64 * 8;
             let file = fs::File::open(folder.join("cgroup.procs"));
             let read = file.and_then(|file| file.take(longest + 1).read_to_end(&mut text));
+            // That of a threaded cgroup cannot be read.
+            let is_unread = read.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
             let is_cut = read.is_ok_and(|length| length as u64 > longest);
             let lines =
                 text.split_inclusive(|byte| *byte == b'\n').filter_map(|line| line.strip_suffix(b"\n"));
             let numbers = lines.filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
             all.extend(numbers.filter(|pid: &u32| *pid > 0));
-            if is_cut {
+            if is_cut || is_unread {
                 return (all, false);
             }
             if !fs::metadata(&folder).is_ok_and(|folder| folder.nlink() == 2) {

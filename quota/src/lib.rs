@@ -56,7 +56,7 @@ pub use news::{Following, News};
 pub use pid_namespace::PidNamespace;
 pub use place::{Admission, GpuLoad, Placement, Refusal, place};
 pub use pod::{Pod, PodContainer, words};
-pub use process::{pids as process_numbers, stat as process_stat};
+pub use process::{living_thread, pids as process_numbers, stat as process_stat};
 pub use refusals::{Reason, Refused};
 pub use running::Running;
 pub use state::{REGIONS, StateError, StateFolder, is_rootless};

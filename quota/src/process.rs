@@ -33,6 +33,18 @@ pub fn pids(pid: i32) -> Option<Vec<i32>> {
     std::str::from_utf8(line).ok()?.split_whitespace().map(|pid| pid.parse().ok()).collect()
 }
 
+/// A thread of a process that has not ended: the first one, or, where that has, another. What /proc tells of a
+/// process is that of its first thread, and of one that has ended it tells nothing.
+pub fn living_thread(pid: i32) -> Option<i32> {
+    let Ok(found) = stat(pid) else { return None };
+    if !matches!(found.state, 'Z' | 'X') || found.num_threads <= 1 {
+        return Some(pid);
+    }
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.filter_map(Result::ok);
+    let mut numbers = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());
+    numbers.find(|thread| *thread != pid)
+}
+
 /// The pid of this process, as /proc shows it.
 ///
 /// # Errors

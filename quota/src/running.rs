@@ -4,6 +4,8 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use nix::sys::time::TimeValLike;
+use nix::time::{ClockId, clock_gettime};
 use procfs::process::Process;
 
 use crate::holder::is_zombie;
@@ -14,30 +16,41 @@ const LONGEST: Duration = Duration::from_millis(100);
 /// The processes that ran at the first question. What a container says about a process is only compared with
 /// this list and never looked up, so that a false pid does not lead to another process.
 #[derive(Debug, Default)]
-pub struct Running(OnceCell<Option<HashSet<(u32, u64)>>>);
+pub struct Running(OnceCell<Option<Listed>>);
+
+/// The processes, and when they began to be listed, in clock ticks after boot.
+#[derive(Debug)]
+struct Listed {
+    processes: HashSet<(u32, u64)>,
+    at: u64,
+}
 
 impl Running {
     /// Whether a process that is called `pid` in one of its pid namespaces and began at `start_time` (clock
-    /// ticks after boot) may run. A start time of 0 is unknown, and such a process may run. Where /proc
-    /// cannot be read, or there are too many processes, every one may.
+    /// ticks after boot) may run. A start time of 0 is unknown, and such a process may run; so may one that
+    /// began after the question. Where /proc cannot be read, or there are too many processes, every one may.
     pub fn may_have(&self, pid: u32, start_time: u64) -> bool {
         match self.0.get_or_init(list) {
-            Some(running) => start_time == 0 || running.contains(&(pid, start_time)),
+            Some(Listed { processes, at }) => {
+                start_time == 0 || start_time >= *at || processes.contains(&(pid, start_time))
+            }
             None => true,
         }
     }
 }
 
-fn list() -> Option<HashSet<(u32, u64)>> {
+fn list() -> Option<Listed> {
+    let boot = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?.num_milliseconds();
+    let at = u64::try_from(boot).ok()? * procfs::ticks_per_second() / 1000;
     let until = Instant::now() + LONGEST;
-    let mut all = HashSet::new();
+    let mut processes = HashSet::new();
     for process in procfs::process::all_processes().ok()?.filter_map(Result::ok) {
         if Instant::now() >= until {
             return None;
         }
-        all.extend(names(&process));
+        processes.extend(names(&process));
     }
-    Some(all)
+    Some(Listed { processes, at })
 }
 
 /// The process's pid in each of its pid namespaces, with its start time; empty if it has ended.
@@ -61,9 +74,12 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
         let start = Process::new(i32::try_from(pid).unwrap()).unwrap().stat().unwrap().starttime;
+        // What begins in the same tick of the clock, or later, may have begun since.
+        while Running::default().may_have(pid, start + 1) {
+            std::thread::sleep(LONGEST / 10);
+        }
         let running = Running::default();
-        assert!(running.may_have(pid, start));
-        assert!(!running.may_have(pid, start + 1));
+        assert!(running.may_have(pid, start) && running.may_have(pid, u64::MAX));
         assert!(running.may_have(pid, 0), "a start time that is not known proves nothing");
         child.kill().unwrap();
         child.wait().unwrap();

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use gpushare_quota::{Holder, Lease, cgroup_of};
+use gpushare_quota::{Holder, Lease, cgroup_of, living_thread};
 use nix::sys::time::TimeValLike;
 use nix::time::{ClockId, clock_gettime};
 
@@ -76,6 +76,7 @@ impl Owners {
         // Opened before the cgroup is read: if the process ends in between, a later one with its pid is not
         // taken for it.
         let process = (self.known.len() < MOST_KEPT).then(|| Process::open(pid)).flatten();
+        let number = living_thread(number).unwrap_or(number);
         let Some(cgroup) = cgroup_of(number) else {
             return self.known.get(&pid).map(|known| known.lease);
         };

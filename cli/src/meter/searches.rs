@@ -13,14 +13,14 @@ mod mounts;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, sleep};
+use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use gpushare_inject::Region;
 use gpushare_inventory::FileIdentity;
-use gpushare_quota::{Lease, cgroup_of};
+use gpushare_quota::{Lease, cgroup_of, living_thread};
 
 use self::limits::Limited;
 use self::limits::Note;
@@ -35,6 +35,10 @@ const MOST_PROCESSES: usize = 4096;
 const LONGEST: Duration = Duration::from_millis(500);
 /// After how long a search counts as one that does not come back.
 const STUCK: Duration = Duration::from_secs(1);
+/// After how long the others are searched without it.
+const LOST: Duration = Duration::from_secs(3);
+/// How many containers that took all of their time at the last search are searched in a round, after the others.
+const MOST_COSTLY: usize = 2;
 /// How often a single search looks whether it has ended.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -97,24 +101,41 @@ struct Searcher {
     libcuda: PathBuf,
     mounts: Mounts,
     limited: Limited,
+    /// Leases whose containers took all of their time, in the order of their last search.
+    costly: Vec<i64>,
 }
 
 impl Searcher {
     fn new(state: &Path, libcuda: &Path) -> Self {
         let (mounts, limited) = (Mounts::default(), Limited::default());
-        Self { state: state.into(), libcuda: libcuda.into(), mounts, limited }
+        Self { state: state.into(), libcuda: libcuda.into(), mounts, limited, costly: Vec::new() }
     }
 
-    /// `begin` is told which lease's containers are next.
-    fn search(&mut self, subject: &Subject, mut begin: impl FnMut(i64)) -> Vec<Violation> {
+    /// `begin` is told which lease's containers are next, and `end` what was found in them. Those that take long
+    /// are searched in turn, so that nobody else waits for them.
+    fn search(
+        &mut self,
+        subject: &Subject,
+        mut begin: impl FnMut(i64),
+        mut end: impl FnMut(i64, Vec<Violation>),
+    ) {
         self.limited.forget();
         self.mounts.retain(&subject.leases);
-        let mut found = Vec::new();
-        for lease in &subject.leases {
+        let lease = |id: i64| subject.leases.iter().find(|lease| lease.id == id);
+        self.costly.retain(|id| lease(*id).is_some());
+        let costly: Vec<&Lease> = self.costly.iter().take(MOST_COSTLY).filter_map(|id| lease(*id)).collect();
+        let others: Vec<&Lease> =
+            subject.leases.iter().filter(|lease| !self.costly.contains(&lease.id)).collect();
+        for lease in others.into_iter().chain(costly) {
             begin(lease.id);
-            found.extend(self.search_one(lease, subject));
+            let since = Instant::now();
+            let found = self.search_one(lease, subject);
+            self.costly.retain(|id| *id != lease.id);
+            if since.elapsed() >= LONGEST / 2 {
+                self.costly.push(lease.id);
+            }
+            end(lease.id, found);
         }
-        found
     }
 
     fn search_one(&mut self, lease: &Lease, subject: &Subject) -> Vec<Violation> {
@@ -146,17 +167,19 @@ impl Searcher {
                 break;
             }
             let Some(process) = Process::open(pid).filter(|_| is_in(lease, pid)) else { continue };
+            // Its first thread may have ended, and tell nothing.
+            let Some(thread) = thread_of(pid) else { continue };
             let mut its = Vec::new();
             if let Some(expected) = &expected {
                 let uses_gpu = on_gpu.contains(&pid);
-                let wrong = views.look(pid, uses_gpu, expected, &mut budget);
+                let wrong = views.look(thread, uses_gpu, expected, &mut budget);
                 let is_judged = matches!(wrong, Some((Kind::Files, _)));
                 its.extend(wrong);
                 if !is_judged && uses_gpu {
-                    its.extend(self.limited.look(pid, expected, notes, &mut budget));
+                    its.extend(self.limited.look((pid, thread), expected, notes, &mut budget));
                 }
             }
-            let leases = descriptors::leases(pid, &subject.watched, &mut budget);
+            let leases = descriptors::leases(thread, &subject.watched, &mut budget);
             its.extend(leases.into_iter().map(|text| (Kind::FileLease, text)));
             // Whatever was read by its number was its own.
             if process.lives() {
@@ -173,10 +196,15 @@ impl Searcher {
 
 /// Whether a process is in a container of the lease.
 pub fn is_in(lease: &Lease, pid: u32) -> bool {
-    let Some((number, cgroup)) = i32::try_from(pid).ok().and_then(|pid| Some((pid, cgroup_of(pid)?))) else {
+    let thread = i32::try_from(pid).ok().and_then(living_thread);
+    let Some((thread, cgroup)) = thread.and_then(|thread| Some((thread, cgroup_of(thread)?))) else {
         return false;
     };
-    lease.members().any(|member| member.holder.contains(number, &cgroup))
+    lease.members().any(|member| member.holder.contains(thread, &cgroup))
+}
+
+fn thread_of(pid: u32) -> Option<u32> {
+    u32::try_from(living_thread(i32::try_from(pid).ok()?)?).ok()
 }
 
 fn unsearched(lease: &Lease, budget: &Budget) -> Option<Violation> {
@@ -194,59 +222,102 @@ fn cgroups(lease: &Lease) -> String {
     if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
 }
 
-/// The thread that searches, and what it found last.
-pub struct Searches {
-    work: SyncSender<Subject>,
-    answers: Receiver<Vec<Violation>>,
+/// What the thread says: what it found in one lease's containers; `None` when it has been to all.
+type Answer = Option<(i64, Vec<Violation>)>;
+
+/// A thread that searches.
+struct Worker {
+    work: Sender<Subject>,
+    answers: Receiver<Answer>,
     /// Which lease's containers are being searched, and since when.
     at: Arc<Mutex<Option<(i64, Instant)>>>,
+    thread: JoinHandle<()>,
     is_busy: bool,
-    last: Vec<Violation>,
 }
 
-impl Searches {
-    /// Starts the thread. It ends with this.
-    pub fn start(state: &Path, libcuda: &Path) -> Self {
-        let (work, works) = sync_channel::<Subject>(1);
-        let (answer, answers) = sync_channel(1);
+impl Worker {
+    /// Starts it. It ends with this.
+    fn start(state: &Path, libcuda: &Path) -> Self {
+        let ((work, works), (answer, answers)) = (channel::<Subject>(), channel());
         let at = Arc::new(Mutex::new(None));
         let (noted, mut searcher) = (Arc::clone(&at), Searcher::new(state, libcuda));
-        drop(thread::spawn(move || {
+        let thread = thread::spawn(move || {
             let note = |what| *noted.lock().unwrap_or_else(PoisonError::into_inner) = what;
             for subject in works {
-                let found = searcher.search(&subject, |lease| note(Some((lease, Instant::now()))));
+                searcher.search(
+                    &subject,
+                    |lease| note(Some((lease, Instant::now()))),
+                    |lease, found| drop(answer.send(Some((lease, found)))),
+                );
                 note(None);
-                if answer.send(found).is_err() {
+                if answer.send(None).is_err() {
                     return;
                 }
             }
-        }));
-        Self { work, answers, at, is_busy: false, last: Vec::new() }
+        });
+        Self { work, answers, at, thread, is_busy: false }
     }
 
-    /// What the last search found in containers of these leases. The next one begins, of what `make` says,
-    /// where none is under way; it `is_due` else.
+    /// Which lease's containers it has been searching for longer than that.
+    fn stuck_for(&self, time: Duration) -> Option<i64> {
+        let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        at.filter(|(_, since)| since.elapsed() > time).map(|(lease, _)| lease)
+    }
+}
+
+/// The searches of a node's containers, and what the last ones found.
+pub struct Searches {
+    state: PathBuf,
+    libcuda: PathBuf,
+    worker: Worker,
+    /// Leases of which a search has not come back, and the thread that is there.
+    lost: Vec<(i64, JoinHandle<()>)>,
+    last: HashMap<i64, Vec<Violation>>,
+}
+
+impl Searches {
+    /// Nothing is searched yet.
+    pub fn start(state: &Path, libcuda: &Path) -> Self {
+        let worker = Worker::start(state, libcuda);
+        Self { state: state.into(), libcuda: libcuda.into(), worker, lost: Vec::new(), last: HashMap::new() }
+    }
+
+    /// What was found last in containers of these leases. A new round begins, of what `make` says, where one
+    /// `is_due` and none is under way.
     pub fn found(
         &mut self,
         leases: &[Lease],
         is_due: bool,
         make: impl FnOnce() -> Subject,
     ) -> Vec<Violation> {
-        if let Ok(found) = self.answers.try_recv() {
-            (self.last, self.is_busy) = (found, false);
+        self.listen();
+        self.last.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
+        if let Some(lease) = self.worker.stuck_for(LOST) {
+            // The others are searched without it, until it comes back.
+            let worker = std::mem::replace(&mut self.worker, Worker::start(&self.state, &self.libcuda));
+            self.lost.push((lease, worker.thread));
         }
-        if is_due && !self.is_busy {
-            self.is_busy = self.work.try_send(make()).is_ok();
+        self.lost.retain(|(_, thread)| !thread.is_finished());
+        if is_due && !self.worker.is_busy {
+            let mut subject = make();
+            subject.leases.retain(|lease| self.lost.iter().all(|(lost, _)| *lost != lease.id));
+            self.worker.is_busy = self.worker.work.send(subject).is_ok();
         }
-        let lease = |id: i64| leases.iter().find(|lease| lease.id == id);
-        let at = *self.at.lock().unwrap_or_else(PoisonError::into_inner);
-        let stuck = at.filter(|(_, since)| since.elapsed() > STUCK).and_then(|(id, _)| lease(id));
-        let stuck = stuck.map(|lease| {
+        let away = self.lost.iter().map(|(lease, _)| *lease).chain(self.worker.stuck_for(STUCK));
+        let away = away.filter_map(|id| leases.iter().find(|lease| lease.id == id)).map(|lease| {
             let text = format!("a search of its processes does not come back{}", cgroups(lease));
             Violation::by(lease, None, Kind::Unsearched, text)
         });
-        let last = self.last.iter().filter(|one| one.lease.and_then(lease).is_some());
-        last.cloned().chain(stuck).collect()
+        self.last.values().flatten().cloned().chain(away).collect()
+    }
+
+    fn listen(&mut self) {
+        while let Ok(answer) = self.worker.answers.try_recv() {
+            match answer {
+                Some((lease, found)) => drop(self.last.insert(lease, found)),
+                None => self.worker.is_busy = false,
+            }
+        }
     }
 }
 
@@ -256,7 +327,7 @@ pub fn once(state: &Path, libcuda: &Path, subject: Subject) -> Vec<Violation> {
     let leases = subject.leases.clone();
     let begin = Instant::now();
     let mut found = searches.found(&leases, true, || subject);
-    while searches.is_busy && begin.elapsed() <= STUCK + PAUSE {
+    while searches.worker.is_busy && begin.elapsed() <= STUCK + PAUSE {
         sleep(PAUSE);
         found = searches.found(&leases, false, || unreachable!("none is due"));
     }

@@ -11,7 +11,7 @@ use anyhow::Result;
 use gpushare_config::{Config, Meter};
 use gpushare_inject::{Measuring, MemoryUse, Passed, Region, Supervision, one_line, supervision};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
-use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of};
+use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of, living_thread};
 use gpushare_region::Measurement;
 use nvml_wrapper::Nvml;
 use procfs::process::Process;
@@ -43,6 +43,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Every how many looks the kernel is asked about processes. One costs ten times as much as the books of its
 /// container.
 const WATCHED: u64 = 2;
+/// The most processes of nobody's that are looked at: more than are shown.
+const MOST_STRANGERS: usize = 256;
 /// A line is written at least this often, since libraries take one that is a second old for that of a dead
 /// meter.
 const REFRESH: Duration = Duration::from_millis(250);
@@ -244,7 +246,8 @@ impl<'a> Session<'a> {
         let Self { searches, leases, kept, looks, .. } = self;
         let is_due = *looks % WATCHED == 1;
         found.extend(searches.found(leases, is_due, || Subject::of(kept, leases, on_gpu)));
-        found.extend(strangers.into_iter().filter_map(|(pid, bytes)| stranger(self.store, pid, bytes)));
+        found.extend(kept.leased_by_nobody(&found));
+        found.extend(self.strangers(strangers));
         self.note_use();
         self.note_memory();
         self.tell(found);
@@ -364,6 +367,30 @@ impl<'a> Session<'a> {
         found
     }
 
+    /// Processes that belong to no lease of the node, also to none of whole GPUs, and are not this one. Their
+    /// memory is by pid.
+    fn strangers(&self, all: BTreeMap<u32, u64>) -> Vec<Violation> {
+        if all.is_empty() {
+            return Vec::new();
+        }
+        let Ok(leases) = self.store.leases() else { return Vec::new() };
+        let mut owners = Owners::default();
+        let stranger = |(pid, bytes): (u32, u64)| {
+            let number = i32::try_from(pid).ok()?;
+            // MPS' server has the context of all of a GPU's clients, and is in no container.
+            let is_mps = Process::new(number).ok().is_some_and(|process| is_of_mps(&process));
+            if is_mps || pid == std::process::id() || owners.of(pid, &leases).is_some() {
+                return None;
+            }
+            let container = cgroup_of(living_thread(number)?)?.display().to_string();
+            let bytes = DeviceMemory::from_bytes(bytes);
+            let text = format!("no share explains the {bytes} of device memory that it holds");
+            let kind = Kind::Stranger.name().to_owned();
+            Some(Violation { lease: None, container, pid: Some(pid), kind, text, born: None })
+        };
+        all.into_iter().take(MOST_STRANGERS).filter_map(stranger).collect()
+    }
+
     /// Logs what is new, does what the settings say, and writes it down for the commands, all within bounds for
     /// each container.
     fn tell(&mut self, mut found: Vec<Violation>) {
@@ -396,22 +423,6 @@ fn raced(passed: Passed) -> Option<&'static str> {
             Some("a program changed a call on its way past the supervisor, and was ended above the limit")
         }
     }
-}
-
-/// A violation if the process `pid` belongs to no lease of the node, also none of whole GPUs, and is not this
-/// process.
-fn stranger(store: &Store, pid: u32, bytes: u64) -> Option<Violation> {
-    let process = Process::new(i32::try_from(pid).ok()?).ok();
-    // MPS' server has the context of all of a GPU's clients, and is in no container.
-    let is_mps = process.is_some_and(|process| is_of_mps(&process));
-    if is_mps || pid == std::process::id() || Owners::default().of(pid, &store.leases().ok()?).is_some() {
-        return None;
-    }
-    let container = cgroup_of(i32::try_from(pid).ok()?)?.display().to_string();
-    let bytes = DeviceMemory::from_bytes(bytes);
-    let text = format!("no share explains the {bytes} of device memory that it holds");
-    let kind = Kind::Stranger.name().to_owned();
-    Some(Violation { lease: None, container, pid: Some(pid), kind, text, born: None })
 }
 
 /// Publishes the measurements of a GPU's containers. A region that is going away with its container is no

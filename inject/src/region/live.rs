@@ -8,17 +8,15 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, Running};
 use gpushare_region::{
     ContextCost, Damaged, LIMITS_LEN, LimitsFile, MAX_DEVICES, Measurement, Overhead, ProcessUsage,
-    USAGE_HEADER_LEN, USAGE_LEN, Usage, grants_are, lock_byte, measurements, processes, read_throttled,
-    read_usage_of, read_wishes, usage_length,
+    USAGE_HEADER_LEN, USAGE_LEN, Usage, grants_are, measurements, processes, read_throttled, read_usage_of,
+    read_wishes, usage_length,
 };
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::libc;
+use nix::fcntl::OFlag;
 
 use super::mapped::Mapped;
 use super::{Region, encoded, is_supervised, limits, mapped, usage_name};
@@ -100,10 +98,6 @@ impl Measuring {
 
 /// How often a file that is being written is read again before the reader gives up.
 const TRIES: usize = 5;
-/// How long the kernel is asked for the owners of slots. A container can hold millions of locks on the file,
-/// and each question walks all of them. After this time every slot counts.
-const PATIENCE: Duration = Duration::from_millis(50);
-
 impl Region {
     /// Writes the lease's grants into the living `limits` file. There must be one writer at a time: the
     /// caller holds the store's turn.
@@ -193,9 +187,9 @@ impl Region {
     }
 
     /// What the container says that it holds on the first `lines` of its GPUs. A process that was killed
-    /// leaves its slot to the next process that needs memory. Such a slot does not count if nobody holds its
-    /// lock and `running` does not know its owner. The lock alone is not enough: a process that closed its
-    /// descriptors has lost the lock, but not its memory.
+    /// leaves its slot to the next process that needs memory. Such a slot does not count: `running` does not
+    /// know its owner. The slots' locks say the same of most, but the kernel is not asked for them: it walks all
+    /// locks of the file, of which the container has as many as it likes.
     ///
     /// # Errors
     /// When there is no such file, or it is damaged.
@@ -216,12 +210,7 @@ impl Region {
         {
             return Err(UsageError::Damaged(Damaged));
         }
-        let until = Instant::now() + PATIENCE;
-        Ok(read_usage_of(&bytes, |process| {
-            Instant::now() >= until
-                || is_locked(file, process.slot)
-                || running.may_have(process.pid, process.start_time)
-        })?)
+        Ok(read_usage_of(&bytes, |process| running.may_have(process.pid, process.start_time))?)
     }
 
     /// The processes that have a slot in a `usage` file that [`Region::hold`] keeps open, as the container says.
@@ -309,25 +298,6 @@ impl Region {
 fn open(path: &Path, for_writing: bool) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     OpenOptions::new().read(true).write(for_writing).custom_flags(flags.bits()).open(path)
-}
-
-/// Whether some process holds the lock of a slot. If the kernel gives no answer, it counts as held.
-fn is_locked(file: &File, slot: usize) -> bool {
-    let mut lock = wanted(lock_byte(slot));
-    fcntl(file, FcntlArg::F_GETLK(&mut lock)).is_err() || libc::c_int::from(lock.l_type) != libc::F_UNLCK
-}
-
-/// A write lock of one byte.
-fn wanted(byte: u64) -> libc::flock {
-    // SEEK_SET and the kinds of locks are smaller than any integer.
-    let short = |number: libc::c_int| libc::c_short::try_from(number).unwrap_or(libc::c_short::MAX);
-    libc::flock {
-        l_type: short(libc::F_WRLCK),
-        l_whence: short(libc::SEEK_SET),
-        l_start: byte.cast_signed(),
-        l_len: 1,
-        l_pid: 0,
-    }
 }
 
 /// At most `length` bytes from the start of the file, whatever size it claims.

@@ -66,8 +66,8 @@ fn the_gpu_time_of_each_container_is_measured_over_a_restart_of_the_meter() {
         meter.kill();
         let _meter = meter::start(runtime.config());
         let both = (light.join().expect("it ended"), heavy.join().expect("it ended"));
-        // The last window ends after the work.
-        thread::sleep(Duration::from_millis(600));
+        // The last window ends after the work; it is asked for and written a quarter of a second later each.
+        thread::sleep(Duration::from_millis(1500));
         both
     });
     let config = runtime.config();

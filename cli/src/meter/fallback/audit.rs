@@ -75,7 +75,8 @@ impl Audit {
         let limit = grant.memory.bytes();
         let most = lease.most_memory(line).bytes().max(limit);
         let allowed = self.allowed.entry((lease.id, line)).or_insert(most);
-        *allowed = held.bytes.min(*allowed).max(limit);
+        // What is booked may be on its way to the card; it comes down with the books.
+        *allowed = booked.min(*allowed).max(held.bytes.min(*allowed)).max(limit);
         let allowed = DeviceMemory::from_bytes(*allowed);
         // Another system's library keeps books of its own: what is within the grant is explained.
         let booked = if lease.enforcement == Enforcement::Foreign { allowed.bytes() } else { booked };

@@ -74,7 +74,7 @@ impl Limited {
     /// lease's limits and the driver's libcuda.
     pub(super) fn look(
         &mut self,
-        pid: u32,
+        (pid, thread): (u32, u32),
         expected: &Expected,
         notes: &[Note],
         budget: &mut Budget,
@@ -85,10 +85,11 @@ impl Limited {
             return None;
         }
         let process = Process::open(pid).filter(|_| self.without.len() < MOST_KEPT);
-        let has_loaded = is_as_noted(pid, notes, limits, libcuda) || {
-            // A process that has ended meanwhile has no maps.
-            let (maps, is_whole) = read_maps(pid)?;
+        let has_loaded = is_as_noted((pid, thread), notes, limits, libcuda) || {
+            // One that has ended meanwhile has no maps, and does not count.
+            let (maps, is_whole) = read_maps(thread).unwrap_or_default();
             let has_both = has_mapped(&maps, limits) && has_inode(&maps, libcuda.inode);
+            // A list that is empty says nothing of a process that lives.
             if !has_both && !is_whole {
                 budget.miss("all that its processes have mapped");
                 return None;
@@ -120,18 +121,23 @@ impl Limited {
 }
 
 /// Whether the files are mapped where the process noted it. The kernel is asked for these two places alone.
-fn is_as_noted(pid: u32, notes: &[Note], limits: FileIdentity, libcuda: FileIdentity) -> bool {
+fn is_as_noted(
+    (pid, thread): (u32, u32),
+    notes: &[Note],
+    limits: FileIdentity,
+    libcuda: FileIdentity,
+) -> bool {
     let note = || {
         let number = i32::try_from(pid).ok()?;
         let inner = u32::try_from(*process_numbers(number)?.last()?).ok()?;
         let start = process_stat(number).ok()?.starttime;
-        let namespace = identity(Path::new(&format!("/proc/{pid}/ns/pid")))?.inode;
+        let namespace = identity(Path::new(&format!("/proc/{thread}/ns/pid")))?.inode;
         let is_its =
             |note: &&Note| (note.pid, note.start_time, note.pid_namespace) == (inner, start, namespace);
         notes.iter().find(is_its)
     };
     let at = |range: &Range<u64>| {
-        identity(Path::new(&format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end)))
+        identity(Path::new(&format!("/proc/{thread}/map_files/{:x}-{:x}", range.start, range.end)))
     };
     // Some file systems show another device number in maps than for the file itself.
     let is_libcuda = |note: &Note| at(&note.driver).is_some_and(|found| found.inode == libcuda.inode);
@@ -203,11 +209,11 @@ mod tests {
             limits: start..end,
             driver: start..end,
         };
-        let is_so = |note: Note| is_as_noted(pid, &[note], found, found);
+        let is_so = |note: Note| is_as_noted((pid, pid), &[note], found, found);
         assert!(is_so(note.clone()));
         assert!(!is_so(Note { limits: 0..4096, ..note.clone() }));
         assert!(!is_so(Note { driver: start..end + 4096, ..note.clone() }));
         assert!(!is_so(Note { start_time: start_time + 1, ..note.clone() }), "an earlier process's");
-        assert!(!is_as_noted(pid, &[note], FileIdentity { inode: 1, ..found }, found));
+        assert!(!is_as_noted((pid, pid), &[note], FileIdentity { inode: 1, ..found }, found));
     }
 }
