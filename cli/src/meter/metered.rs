@@ -17,8 +17,9 @@ use super::owner::Owners;
 use super::record::Record;
 use crate::clock::Clock;
 
-/// How often the driver's samples are asked for. It keeps each of them for some seconds.
-const SAMPLED: Duration = Duration::from_millis(250);
+/// How often the driver's samples are asked for at most: more often than it has new ones, since what it tells of
+/// several windows at once is their mean.
+const SAMPLED: Duration = Duration::from_millis(80);
 
 /// After which time a record is tried again that could not be begun, or went silent.
 const RETRY: Duration = Duration::from_secs(60);
@@ -81,8 +82,9 @@ impl<'a> Metered<'a> {
         self.record.is_some()
     }
 
-    /// Counts what was used since the last time.
-    pub fn count(&mut self, clock: Clock, owners: &mut Owners, leases: &[Lease]) {
+    /// Counts what was used since the last time. Returns whether samples told anything new: what is published
+    /// then, a meter that starts anew need not ask for.
+    pub fn count(&mut self, clock: Clock, owners: &mut Owners, leases: &[Lease]) -> bool {
         let gpu = self.gpu.uuid();
         // An MPS server has the contexts of all its clients.
         let is_mps = on(gpu, leases).any(|lease| lease.enforcement == Enforcement::Mps);
@@ -108,11 +110,14 @@ impl<'a> Metered<'a> {
         } else if is_due {
             self.sampled = Some(Instant::now());
             if let Some(mut samples) = self.gpu.samples(self.account.ask_from(clock)) {
+                let before = self.account.counted_until();
                 self.answered = self.sampled;
                 samples.retain(|one| owners.was_there(one.pid, one.stamp, leases));
                 self.account.count(samples, |pid| owners.of(pid, leases));
+                return self.account.counted_until() != before;
             }
         }
+        false
     }
 
     /// Says on the GPU's board how many contexts of each container work, for the supervisors that divide its

@@ -206,9 +206,9 @@ impl<'a> Session<'a> {
         for metered in self.gpus.values_mut() {
             let clock = Clock::now();
             metered.try_record(|gpu| record_of(self.node, &self.settings, gpu, clock, false));
-            metered.count(clock, &mut self.owners, &self.leases);
+            let is_news = metered.count(clock, &mut self.owners, &self.leases);
             metered.say_who_works(self.state, clock, &mut self.owners, &self.leases);
-            if metered.written.is_none_or(|written| written.elapsed() >= REFRESH) {
+            if is_news || metered.written.is_none_or(|written| written.elapsed() >= REFRESH) {
                 metered.written = Some(Instant::now());
                 publish(self.state, &metered.account, clock, &mut self.limits);
             }
