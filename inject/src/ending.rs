@@ -1,10 +1,13 @@
 //! Ends the containers of a lease: first by asking them, then by force.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use gpushare_quota::{Holder, Lease, LeaseState};
+use gpushare_supervisor::sys;
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -23,9 +26,8 @@ pub fn active(lease: &Lease) -> impl Iterator<Item = &Holder> {
 /// Asks the first process of each container to end (SIGTERM). As at `docker stop`, one that does not handle
 /// the signal may not hear it.
 pub fn ask(lease: &Lease) {
-    for holder in active(lease).filter(|holder| !holder.is_agent() && holder.lives()) {
-        // One that has ended meanwhile needs no signal.
-        let _ = kill(Pid::from_raw(holder.pid), Signal::SIGTERM);
+    for holder in active(lease).filter(|holder| !holder.is_agent()) {
+        signal(holder.pid, Signal::SIGTERM, || holder.lives());
     }
 }
 
@@ -36,7 +38,7 @@ pub fn end(lease: &Lease) {
     for holder in active(lease).filter(|holder| !holder.is_gone()) {
         // With the first process of a pid namespace the kernel ends all others.
         if holder.leads && holder.lives() {
-            let _ = kill(Pid::from_raw(holder.pid), Signal::SIGKILL);
+            signal(holder.pid, Signal::SIGKILL, || holder.lives());
             continue;
         }
         let own = holder.contained();
@@ -46,10 +48,25 @@ pub fn end(lease: &Lease) {
             continue;
         }
         for pid in own.into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
-            // A process that has ended meanwhile needs no signal.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            signal(pid, Signal::SIGKILL, || holder.has(pid));
         }
     }
+}
+
+/// Signals the process that has this number now, if that `is_meant`: whoever has the number afterwards is not. One
+/// that has ended meanwhile needs no signal.
+fn signal(pid: i32, signal: Signal, is_meant: impl FnOnce() -> bool) {
+    let process = u32::try_from(pid).map_err(|_| Errno::ESRCH).and_then(sys::pidfd_open);
+    if !is_meant() {
+        return;
+    }
+    let _ = match process {
+        Ok(process) if signal == Signal::SIGTERM => sys::terminate(process.as_fd()),
+        Ok(process) => sys::kill(process.as_fd()),
+        // Before Linux 5.3.
+        Err(Errno::ENOSYS) => kill(Pid::from_raw(pid), signal),
+        Err(errno) => Err(errno),
+    };
 }
 
 /// Asks the containers of all these leases to end, kills those that have not after `grace`, and waits until

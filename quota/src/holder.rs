@@ -19,7 +19,7 @@ use procfs::process::Stat;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::pid_namespace::PidNamespace;
-use crate::process::{own_pid, pids, stat};
+use crate::process::{living_thread, own_pid, pids, stat};
 
 /// A process by pid and start time, and the cgroup of its container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -166,6 +166,14 @@ impl Holder {
         let ours = mounts("self");
         let is_hosts = |pid: &u32| ours.is_none() || mounts(&pid.to_string()) == ours;
         self.processes().into_iter().filter(|pid| !is_hosts(pid)).collect()
+    }
+
+    /// Whether the process that has this number now is one of [`Holder::contained`].
+    pub fn has(&self, pid: i32) -> bool {
+        let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
+        let Some(thread) = living_thread(pid) else { return false };
+        let is_in = cgroup_of(thread).is_some_and(|cgroup| self.contains(thread, &cgroup));
+        is_in && mounts("self").is_some_and(|ours| mounts(&thread.to_string()) != Some(ours))
     }
 
     /// Waits until it is gone, but no longer than `most`.

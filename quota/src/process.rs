@@ -33,12 +33,15 @@ pub fn pids(pid: i32) -> Option<Vec<i32>> {
     std::str::from_utf8(line).ok()?.split_whitespace().map(|pid| pid.parse().ok()).collect()
 }
 
-/// A thread of a process that has not ended: the first one, or, where that has, another. What /proc tells of a
-/// process is that of its first thread, and of one that has ended it tells nothing.
+/// A thread of a process that has not ended: the first one, or, where that has, another; `None` where all have.
+/// What /proc tells of a process is that of its first thread, and of one that has ended it tells nothing.
 pub fn living_thread(pid: i32) -> Option<i32> {
     let Ok(found) = stat(pid) else { return None };
-    if !matches!(found.state, 'Z' | 'X') || found.num_threads <= 1 {
+    if !matches!(found.state, 'Z' | 'X') {
         return Some(pid);
+    }
+    if found.num_threads <= 1 {
+        return None;
     }
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.filter_map(Result::ok);
     let mut numbers = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok());

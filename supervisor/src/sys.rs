@@ -158,6 +158,14 @@ pub fn kill(process: BorrowedFd) -> Result<(), Errno> {
     signal(process, libc::SIGKILL)
 }
 
+/// Asks the process of a descriptor to end (SIGTERM).
+///
+/// # Errors
+/// ESRCH if it has ended.
+pub fn terminate(process: BorrowedFd) -> Result<(), Errno> {
+    signal(process, libc::SIGTERM)
+}
+
 /// Whether a process has its number: it lives, or nobody has waited for it yet.
 pub fn has_number(process: BorrowedFd) -> bool {
     signal(process, 0) != Err(Errno::ESRCH)

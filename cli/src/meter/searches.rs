@@ -22,8 +22,7 @@ use gpushare_inject::Region;
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, cgroup_of, living_thread};
 
-use self::limits::Limited;
-use self::limits::Note;
+use self::limits::{Limited, Note};
 use self::mounts::{Expected, Mounts};
 use super::kept::Kept;
 use super::process::Process;
@@ -37,6 +36,8 @@ const LONGEST: Duration = Duration::from_millis(500);
 const STUCK: Duration = Duration::from_secs(1);
 /// After how long the others are searched without it.
 const LOST: Duration = Duration::from_secs(3);
+/// How long a container is left out of which a search did not come back for so long.
+const LEFT_OUT: Duration = Duration::from_secs(60);
 /// How many containers that took all of their time at the last search are searched in a round, after the others.
 const MOST_COSTLY: usize = 2;
 /// How often a single search looks whether it has ended.
@@ -176,7 +177,7 @@ impl Searcher {
                 let is_judged = matches!(wrong, Some((Kind::Files, _)));
                 its.extend(wrong);
                 if !is_judged && uses_gpu {
-                    its.extend(self.limited.look((pid, thread), expected, notes, &mut budget));
+                    its.extend(self.limited.look((lease.id, pid, thread), expected, notes, &mut budget));
                 }
             }
             let leases = descriptors::leases(thread, &subject.watched, &mut budget);
@@ -270,8 +271,8 @@ pub struct Searches {
     state: PathBuf,
     libcuda: PathBuf,
     worker: Worker,
-    /// Leases of which a search has not come back, and the thread that is there.
-    lost: Vec<(i64, JoinHandle<()>)>,
+    /// Leases of which a search has not come back, since when, and the thread that is there.
+    lost: Vec<(i64, Instant, JoinHandle<()>)>,
     last: HashMap<i64, Vec<Violation>>,
 }
 
@@ -293,17 +294,17 @@ impl Searches {
         self.listen();
         self.last.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         if let Some(lease) = self.worker.stuck_for(LOST) {
-            // The others are searched without it, until it comes back.
+            // The others are searched without it.
             let worker = std::mem::replace(&mut self.worker, Worker::start(&self.state, &self.libcuda));
-            self.lost.push((lease, worker.thread));
+            self.lost.push((lease, Instant::now(), worker.thread));
         }
-        self.lost.retain(|(_, thread)| !thread.is_finished());
+        self.lost.retain(|(_, since, thread)| !thread.is_finished() || since.elapsed() < LEFT_OUT);
         if is_due && !self.worker.is_busy {
             let mut subject = make();
-            subject.leases.retain(|lease| self.lost.iter().all(|(lost, _)| *lost != lease.id));
+            subject.leases.retain(|lease| self.lost.iter().all(|(lost, ..)| *lost != lease.id));
             self.worker.is_busy = self.worker.work.send(subject).is_ok();
         }
-        let away = self.lost.iter().map(|(lease, _)| *lease).chain(self.worker.stuck_for(STUCK));
+        let away = self.lost.iter().map(|(lease, ..)| *lease).chain(self.worker.stuck_for(STUCK));
         let away = away.filter_map(|id| leases.iter().find(|lease| lease.id == id)).map(|lease| {
             let text = format!("a search of its processes does not come back{}", cgroups(lease));
             Violation::by(lease, None, Kind::Unsearched, text)

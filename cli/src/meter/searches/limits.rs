@@ -12,9 +12,9 @@ use gpushare_quota::{process_numbers, process_stat};
 use gpushare_region::{LIMITS_LEN, ProcessUsage};
 use nix::sys::stat::{major, minor};
 
-use super::Budget;
 use super::descriptors::identity;
 use super::mounts::Expected;
+use super::{Budget, thread_of};
 use crate::meter::process::{MOST_KEPT, Process};
 use crate::violation::Kind;
 
@@ -23,6 +23,8 @@ const TRUSTED: Duration = Duration::from_secs(30);
 /// How many looks in a row must find a process without limits, so that one that has just begun to use a GPU
 /// is not judged.
 const LOOKS: u32 = 2;
+/// How many in a row must find one in containers of a lease, where each has ended by the next look.
+const LOOKS_AT_SEVERAL: u32 = 3;
 /// The most bytes of a list of what a process has mapped that are read: some ten thousand mappings.
 const LONGEST_LIST: u64 = 1 << 20;
 /// Bytes of a page of memory.
@@ -57,6 +59,8 @@ pub(super) struct Limited {
     known: HashMap<u32, (Process, Instant)>,
     /// How many looks in a row found a process without them.
     without: HashMap<u32, Without>,
+    /// How many looks in a row found any such process of a lease, and whether the last one did.
+    of_lease: HashMap<i64, (u32, bool)>,
 }
 
 /// A GPU process without its limits.
@@ -74,7 +78,7 @@ impl Limited {
     /// lease's limits and the driver's libcuda.
     pub(super) fn look(
         &mut self,
-        (pid, thread): (u32, u32),
+        (lease, pid, thread): (i64, u32, u32),
         expected: &Expected,
         notes: &[Note],
         budget: &mut Budget,
@@ -86,10 +90,12 @@ impl Limited {
         }
         let process = Process::open(pid).filter(|_| self.without.len() < MOST_KEPT);
         let has_loaded = is_as_noted((pid, thread), notes, limits, libcuda) || {
-            // One that has ended meanwhile has no maps, and does not count.
             let (maps, is_whole) = read_maps(thread).unwrap_or_default();
             let has_both = has_mapped(&maps, limits) && has_inode(&maps, libcuda.inode);
             // A list that is empty says nothing of a process that lives.
+            if maps.is_empty() && thread_of(pid).is_none() {
+                return None;
+            }
             if !has_both && !is_whole {
                 budget.miss("all that its processes have mapped");
                 return None;
@@ -103,17 +109,21 @@ impl Limited {
             self.without.remove(&pid);
             return None;
         }
+        let (looks, is_seen) = self.of_lease.entry(lease).or_default();
+        *looks += u32::from(!std::mem::replace(is_seen, true));
+        let are_several = *looks >= LOOKS_AT_SEVERAL;
         let seen = self.without.entry(pid).or_insert(Without { process, looks: 0, is_seen: true });
         seen.is_seen = true;
         seen.looks += 1;
         let text =
             "it uses a GPU without having loaded the share's limits: it speaks to the driver by itself";
-        (seen.looks >= LOOKS).then(|| (Kind::Unlimited, text.to_owned()))
+        (seen.looks >= LOOKS || are_several).then(|| (Kind::Unlimited, text.to_owned()))
     }
 
     /// Forgets what was seen long ago. Call it before each round of looks.
     pub(super) fn forget(&mut self) {
         self.known.retain(|_, (_, seen)| seen.elapsed() < TRUSTED);
+        self.of_lease.retain(|_, (_, is_seen)| std::mem::take(is_seen));
         self.without.retain(|_, one| {
             std::mem::take(&mut one.is_seen) && one.process.as_ref().is_none_or(Process::lives)
         });
