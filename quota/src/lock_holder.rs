@@ -2,7 +2,7 @@
 //! kernel's own list is of all locks of the machine, and anybody makes it as long as he likes.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -22,7 +22,8 @@ pub fn sign(file: &File) {
         let stat = stat(own_pid().ok()?).ok()?;
         Some(format!("{:>10} {:>20}\n", stat.pid, stat.starttime))
     });
-    let _ = own.as_ref().map(|own| file.write_all_at(own.as_bytes(), 0));
+    let mut file = file; // just opened, and so at its beginning
+    let _ = own.as_ref().map(|own| file.write_all(own.as_bytes()));
 }
 
 /// The process that signed a locked file, as long as it lives.

@@ -165,6 +165,12 @@ impl Stopped {
         holder.arg("--close").arg(lock).args(["sh", "-c", "echo; read x"]);
         let mut child = holder.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("flock starts");
         std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut [0]).expect("it has the lock");
+        // Whoever of ours locks a file says there who that is.
+        let pid = child.id();
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+        let start =
+            stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19)).expect("its start");
+        fs::write(lock, format!("{pid:>10} {start:>20}\n")).expect("the lock can be written");
         kill(Self::pid_of(&child), Signal::SIGSTOP).expect("it can be stopped");
         Self(child)
     }

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::thread;
+use std::thread::Builder;
 
 use gpushare_config::Config;
 use gpushare_inject::{Fitted, Region};
@@ -94,7 +94,8 @@ impl Kept {
 /// Opens a file that somebody has a lease on, in a thread that waits for its end.
 fn await_end(path: PathBuf) -> Receiver<File> {
     let (opened, answer) = channel();
-    drop(thread::spawn(move || {
+    // Without room for a thread it is tried again.
+    drop(Builder::new().spawn(move || {
         if path.is_file()
             && let Ok(file) = File::open(path)
         {

@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle, sleep};
+use std::thread::{Builder, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use gpushare_inject::Region;
@@ -237,12 +237,12 @@ struct Worker {
 }
 
 impl Worker {
-    /// Starts it. It ends with this.
-    fn start(state: &Path, libcuda: &Path) -> Self {
+    /// Starts it, if the machine has room for a thread. It ends with this.
+    fn start(state: &Path, libcuda: &Path) -> Option<Self> {
         let ((work, works), (answer, answers)) = (channel::<Subject>(), channel());
         let at = Arc::new(Mutex::new(None));
         let (noted, mut searcher) = (Arc::clone(&at), Searcher::new(state, libcuda));
-        let thread = thread::spawn(move || {
+        let started = Builder::new().name("searches".to_owned()).spawn(move || {
             let note = |what| *noted.lock().unwrap_or_else(PoisonError::into_inner) = what;
             for subject in works {
                 searcher.search(
@@ -256,7 +256,13 @@ impl Worker {
                 }
             }
         });
-        Self { work, answers, at, thread, is_busy: false }
+        match started {
+            Ok(thread) => Some(Self { work, answers, at, thread, is_busy: false }),
+            Err(error) => {
+                tracing::warn!(%error, "containers are not searched: no thread can be started");
+                None
+            }
+        }
     }
 
     /// Which lease's containers it has been searching for longer than that.
@@ -270,7 +276,8 @@ impl Worker {
 pub struct Searches {
     state: PathBuf,
     libcuda: PathBuf,
-    worker: Worker,
+    /// `None` where none could be started yet.
+    worker: Option<Worker>,
     /// Leases of which a search has not come back, since when, and the thread that is there.
     lost: Vec<(i64, Instant, JoinHandle<()>)>,
     last: HashMap<i64, Vec<Violation>>,
@@ -279,8 +286,13 @@ pub struct Searches {
 impl Searches {
     /// Nothing is searched yet.
     pub fn start(state: &Path, libcuda: &Path) -> Self {
-        let worker = Worker::start(state, libcuda);
-        Self { state: state.into(), libcuda: libcuda.into(), worker, lost: Vec::new(), last: HashMap::new() }
+        Self {
+            state: state.into(),
+            libcuda: libcuda.into(),
+            worker: None,
+            lost: Vec::new(),
+            last: HashMap::new(),
+        }
     }
 
     /// What was found last in containers of these leases. A new round begins, of what `make` says, where one
@@ -293,18 +305,27 @@ impl Searches {
     ) -> Vec<Violation> {
         self.listen();
         self.last.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
-        if let Some(lease) = self.worker.stuck_for(LOST) {
+        let stuck = |worker: &mut Worker| worker.stuck_for(LOST);
+        if let Some(lease) = self.worker.as_mut().and_then(stuck)
+            && let Some(worker) = self.worker.take()
+        {
             // The others are searched without it.
-            let worker = std::mem::replace(&mut self.worker, Worker::start(&self.state, &self.libcuda));
             self.lost.push((lease, Instant::now(), worker.thread));
         }
         self.lost.retain(|(_, since, thread)| !thread.is_finished() || since.elapsed() < LEFT_OUT);
-        if is_due && !self.worker.is_busy {
+        if is_due && self.worker.is_none() {
+            self.worker = Worker::start(&self.state, &self.libcuda);
+        }
+        if let Some(worker) = self.worker.as_mut().filter(|worker| is_due && !worker.is_busy) {
             let mut subject = make();
             subject.leases.retain(|lease| self.lost.iter().all(|(lost, ..)| *lost != lease.id));
-            self.worker.is_busy = self.worker.work.send(subject).is_ok();
+            worker.is_busy = worker.work.send(subject).is_ok();
         }
-        let away = self.lost.iter().map(|(lease, ..)| *lease).chain(self.worker.stuck_for(STUCK));
+        let away = self
+            .lost
+            .iter()
+            .map(|(lease, ..)| *lease)
+            .chain(self.worker.as_ref().and_then(|worker| worker.stuck_for(STUCK)));
         let away = away.filter_map(|id| leases.iter().find(|lease| lease.id == id)).map(|lease| {
             let text = format!("a search of its processes does not come back{}", cgroups(lease));
             Violation::by(lease, None, Kind::Unsearched, text)
@@ -312,11 +333,16 @@ impl Searches {
         self.last.values().flatten().cloned().chain(away).collect()
     }
 
+    fn is_busy(&self) -> bool {
+        self.worker.as_ref().is_some_and(|worker| worker.is_busy)
+    }
+
     fn listen(&mut self) {
-        while let Ok(answer) = self.worker.answers.try_recv() {
+        let Some(worker) = &mut self.worker else { return };
+        while let Ok(answer) = worker.answers.try_recv() {
             match answer {
                 Some((lease, found)) => drop(self.last.insert(lease, found)),
-                None => self.worker.is_busy = false,
+                None => worker.is_busy = false,
             }
         }
     }
@@ -328,7 +354,7 @@ pub fn once(state: &Path, libcuda: &Path, subject: Subject) -> Vec<Violation> {
     let leases = subject.leases.clone();
     let begin = Instant::now();
     let mut found = searches.found(&leases, true, || subject);
-    while searches.worker.is_busy && begin.elapsed() <= STUCK + PAUSE {
+    while searches.is_busy() && begin.elapsed() <= STUCK + PAUSE {
         sleep(PAUSE);
         found = searches.found(&leases, false, || unreachable!("none is due"));
     }

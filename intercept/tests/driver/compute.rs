@@ -377,8 +377,8 @@ fn case_20_new_limits_are_obeyed_at_once_in_a_running_program() {
         ("25", 25, 1, 1, 25.0),
         ("75", 75, 1, 1, 75.0),
         ("no limit", 75, 0, 0, 100.0),
+        ("burst, of whom nobody knows who works beside", 30, 2, 1, 100.0),
         ("limited again", 40, 1, 1, 40.0),
-        ("burst without a meter", 30, 2, 1, 30.0),
     ] {
         set_limit(CORES, cores);
         set_limit(POLICY, policy);

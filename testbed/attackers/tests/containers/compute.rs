@@ -238,5 +238,5 @@ fn one_container_of_a_card_is_answered_before_others() {
     let bundle = worker("10", "latency", 60);
     bundle.write();
     let plan = cli(library.config(), &["plan", "--bundle", &bundle.path().to_string_lossy()]);
-    assert!(plan.stdout.contains("held as burst"), "{plan:?}");
+    assert!(plan.stdout.contains("keeps no part of the GPU"), "{plan:?}");
 }
