@@ -194,11 +194,20 @@ pub fn write(state: &Path, violations: &[Violation], frozen: impl Iterator<Item 
     fs::rename(unfinished, path(state))
 }
 
+/// Whether a meter has written the file within the last 5 seconds.
+pub fn is_fresh(state: &Path) -> bool {
+    is_of_now(&told(state))
+}
+
+fn is_of_now(told: &Value) -> bool {
+    let seconds = Duration::from_secs(told["seconds"].as_u64().unwrap_or(0));
+    now().saturating_sub(seconds) <= STALE
+}
+
 /// What the meter saw within the last 5 seconds; empty where none runs.
 pub fn read(state: &Path) -> Vec<Violation> {
     let told = told(state);
-    let seconds = Duration::from_secs(told["seconds"].as_u64().unwrap_or(0));
-    if now().saturating_sub(seconds) > STALE {
+    if !is_of_now(&told) {
         return Vec::new();
     }
     let all = told["violations"].as_array().into_iter().flatten();

@@ -36,6 +36,7 @@ impl Xid {
     pub fn parse(record: &str) -> Option<Self> {
         let number_in_log = record_number(record)?;
         let (prefix, message) = record.split_once(';')?;
+        let message = &without_escapes(message);
         // Priority and facility in one number; the facility of the kernel is 0.
         prefix.split(',').next()?.parse::<u32>().ok().filter(|priority| *priority < 8)?;
         let (address, rest) = message.strip_prefix("NVRM: Xid (PCI:")?.split_once("): ")?;
@@ -158,6 +159,23 @@ fn drivers_own(text: &str) -> Option<&str> {
     (is_number && ends.any(|at| is_own(&named[at + 2..]))).then_some(text)
 }
 
+/// A record in which each byte that the kernel writes as `\xNN` is one character: others are not told apart here.
+fn without_escapes(message: &str) -> String {
+    let is_escape = |rest: &str| {
+        let digits = rest.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let mut parts = message.split("\\x");
+    let mut whole = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match is_escape(part) {
+            true => whole.extend(['?'].into_iter().chain(part[2..].chars())),
+            false => whole.extend(["\\x", part]),
+        }
+    }
+    whole
+}
+
 /// Whether it is the driver's form of a PCI address: domain, bus and device in full.
 fn is_whole_address(address: &str) -> bool {
     let widths: Vec<usize> = address.split(['.', ':']).map(str::len).collect();
@@ -195,9 +213,17 @@ mod tests {
         assert_eq!((azure.number, azure.address), (48, (1, 0, 0, 0)));
         assert_eq!(Xid::parse("3,7,1,-;NVRM: Xid (PCI:0000:01:00.0): 62").unwrap().number, 62);
         // No program keeps its GPU's errors from being seen by its name.
-        for name in
-            ["IN= OUT=", "IN=OUT=SRC=DST=", "IN= OUT= SRC=a", "a, OUT=", ", , ", "a, MAC=", "<unknown>"]
-        {
+        for name in [
+            "IN= OUT=",
+            "IN=OUT=SRC=DST=",
+            "IN= OUT= SRC=a",
+            "a, OUT=",
+            ", , ",
+            "a, MAC=",
+            "<unknown>",
+            r"\xd0\xbe\xd0\xb1\xd1\x83\xd1\x87\xd0\xb5\xd0\xbd\xd0\xb8\xd0",
+            r"\x5cx",
+        ] {
             let record = format!(
                 "4,9,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name={name}, GPU has fallen off the bus."
             );

@@ -149,8 +149,9 @@ impl Holder {
                 folders.extend(below.take(left + 1).map(|entry| entry.path()));
             }
         }
+        let is_all = all.len() <= most;
         all.truncate(most);
-        (all, true)
+        (all, is_all)
     }
 
     /// The container's cgroup folder if nobody else is in it or below it: the first process alone.

@@ -9,6 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 use procfs::process::Process;
 
 use crate::holder::is_zombie;
+use crate::process::pids;
 
 /// How long the machine's processes may take to be listed, since anybody makes as many as he may.
 const LONGEST: Duration = Duration::from_millis(100);
@@ -59,7 +60,8 @@ fn names(process: &Process) -> Vec<(u32, u64)> {
     if is_zombie(&stat) {
         return Vec::new();
     }
-    let pids = process.status().ok().and_then(|status| status.nspid).unwrap_or_else(|| vec![stat.pid]);
+    // A program's name, which the kernel cuts anywhere, need not be text.
+    let pids = pids(stat.pid).unwrap_or_else(|| vec![stat.pid]);
     pids.into_iter().filter_map(|pid| Some((u32::try_from(pid).ok()?, stat.starttime))).collect()
 }
 
@@ -68,6 +70,35 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    #[ignore = "needs root: makes a pid namespace"]
+    fn a_process_whose_name_is_no_text_is_listed_by_its_inner_number_too() {
+        // The kernel cuts a name anywhere, also in a letter.
+        let script = r"import ctypes,time; ctypes.CDLL(None).prctl(15, b'\xd0\xbe\xd0'); time.sleep(60)";
+        let mut command = Command::new("unshare");
+        let mut child =
+            command.args(["--fork", "--pid", "--kill-child", "python3", "-c", script]).spawn().unwrap();
+        let inner = || {
+            let children = format!("/proc/{0}/task/{0}/children", child.id());
+            std::fs::read_to_string(children).ok()?.trim().parse::<i32>().ok()
+        };
+        let is_named = |pid: i32| {
+            std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name.first() == Some(&0xd0))
+        };
+        let pid = loop {
+            match inner().filter(|pid| is_named(*pid)) {
+                Some(pid) => break pid,
+                None => std::thread::sleep(LONGEST / 10),
+            }
+        };
+        let process = Process::new(pid).unwrap();
+        let start = process.stat().unwrap().starttime;
+        let listed = names(&process);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(listed, [(u32::try_from(pid).unwrap(), start), (1, start)]);
+    }
 
     #[test]
     fn a_process_runs_until_it_has_ended_and_another_of_its_pid_is_another() {

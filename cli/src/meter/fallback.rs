@@ -5,6 +5,7 @@ mod audit;
 mod overhead;
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ use crate::violation::{Kind, Violation};
 /// How often what contexts take is looked at. The libraries use a figure for a second, and it takes two
 /// looks.
 const CONTEXTS: Duration = Duration::from_millis(280);
+/// How long a list of the machine's processes counts.
+const LISTED: Duration = Duration::from_secs(1);
 
 /// What the driver counts by lease; `None` where it does not report the memory of one of its processes.
 pub type HeldByLease = HashMap<i64, Option<Held>>;
@@ -40,6 +43,8 @@ pub struct Fallback<'a> {
     has_news: bool,
     /// When what contexts take was last looked at.
     weighed: Instant,
+    /// The machine's processes, and since when: whoever began later may run all the same.
+    running: (Running, Instant),
 }
 
 impl<'a> Fallback<'a> {
@@ -47,7 +52,16 @@ impl<'a> Fallback<'a> {
     pub fn new(state: &'a Path, driver: &str, tolerance: DeviceMemory) -> Self {
         let (audit, overheads, costs) =
             (Audit::default(), Overheads::default(), ContextCosts::load(state, driver));
-        Self { state, tolerance, audit, overheads, costs, has_news: false, weighed: Instant::now() }
+        Self {
+            state,
+            tolerance,
+            audit,
+            overheads,
+            costs,
+            has_news: false,
+            weighed: Instant::now(),
+            running: (Running::default(), Instant::now()),
+        }
     }
 
     /// Forgets leases that ended.
@@ -63,11 +77,11 @@ impl<'a> Fallback<'a> {
         lease: &Lease,
         member: &mut Member,
         kept: &Kept,
-        (until, running): (Option<u64>, &Running),
+        until: Option<u64>,
     ) -> Vec<Violation> {
         let mut found = Vec::new();
         if !lease.enforcement.is_supervised() {
-            found.extend(self.look_at_memory(lease, member, kept, running));
+            found.extend(self.look_at_memory(lease, member, kept));
         }
         if lease.compute_held_by() != HeldBy::Supervisor {
             let now = until.map(|micros| micros.saturating_mul(1000));
@@ -77,15 +91,10 @@ impl<'a> Fallback<'a> {
         found
     }
 
-    fn look_at_memory(
-        &mut self,
-        lease: &Lease,
-        member: &mut Member,
-        kept: &Kept,
-        running: &Running,
-    ) -> Vec<Violation> {
+    fn look_at_memory(&mut self, lease: &Lease, member: &mut Member, kept: &Kept) -> Vec<Violation> {
         let mut found = Vec::new();
-        let books = read_books(kept, self.state, lease, running);
+        self.list_processes();
+        let books = read_books(kept, self.state, lease, &self.running.0);
         let fails = matches!(&books, Err(error @ UsageError::Io(_)) if fault(error).is_some());
         let is_unread = self.audit.is_unread(lease.id, member.line, fails);
         let books = books.or_else(|error| {
@@ -94,6 +103,8 @@ impl<'a> Fallback<'a> {
             match error {
                 // Who spoils the books has none, and explains nothing by them.
                 UsageError::Damaged(_) => Ok(Usage::default()),
+                // So has who keeps others from them by a lease of the file.
+                UsageError::Io(error) if error.kind() == ErrorKind::WouldBlock => Ok(Usage::default()),
                 UsageError::Io(_) => Err(()),
             }
         });
@@ -105,11 +116,19 @@ impl<'a> Fallback<'a> {
         found
     }
 
+    /// Has the machine's processes listed anew, once a second at most.
+    fn list_processes(&mut self) {
+        if self.running.1.elapsed() >= LISTED {
+            self.running = (Running::default(), Instant::now());
+        }
+    }
+
     /// Whether contexts are to be weighed now.
     pub fn begin_weighing(&mut self) -> bool {
         let is_due = self.weighed.elapsed() >= CONTEXTS;
         if is_due {
             self.weighed = Instant::now();
+            self.list_processes();
         }
         is_due
     }
@@ -122,10 +141,9 @@ impl<'a> Fallback<'a> {
         leases: &[Lease],
     ) -> Vec<(i64, usize, DeviceUsage)> {
         // A supervisor knows what contexts take.
-        let running = Running::default();
         let books = |(id, member): (i64, &mut Member)| {
             let lease = held_by_books(leases, id)?;
-            let usage = read_books(kept, self.state, lease, &running).ok()?;
+            let usage = read_books(kept, self.state, lease, &self.running.0).ok()?;
             Some((id, member.line, *usage.devices.get(member.line)?))
         };
         metered.account.members().filter_map(books).collect()
@@ -140,10 +158,9 @@ impl<'a> Fallback<'a> {
         held: Option<&HeldByLease>,
         (kept, leases, limits): (&Kept, &[Lease], &mut HashMap<i64, Measuring>),
     ) {
-        let running = Running::default();
         for (id, line, before) in before {
             let Some(lease) = held_by_books(leases, id) else { continue };
-            let Some(after) = read_books(kept, self.state, lease, &running)
+            let Some(after) = read_books(kept, self.state, lease, &self.running.0)
                 .ok()
                 .and_then(|usage| usage.devices.get(line).copied())
             else {

@@ -2,6 +2,7 @@
 //! container wrote.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gpushare_quota::{Holder, Lease, cgroup_of, living_thread};
@@ -15,6 +16,16 @@ use crate::clock::Clock;
 const MEMORY: Duration = Duration::from_secs(2);
 /// How long a living process is assumed to be in the cgroup in which it was found.
 const SETTLED: Duration = Duration::from_secs(5);
+
+/// The lease of a process in this cgroup. The innermost one counts: a container that was started inside another
+/// one may have a share of its own.
+pub fn innermost(leases: &[Lease], number: i32, cgroup: &Path) -> Option<i64> {
+    let members = leases.iter().flat_map(|lease| lease.members().map(|member| (lease.id, &member.holder)));
+    let within = members.filter(|(_, holder)| holder.contains(number, cgroup));
+    let depth =
+        |(_, holder): &(i64, &Holder)| holder.cgroup.as_ref().map_or(0, |path| path.components().count());
+    within.max_by_key(depth).map(|(lease, _)| lease)
+}
 
 /// Microseconds of the clock by which the kernel tells when a process began.
 const TICK: u64 = 10_000;
@@ -80,14 +91,7 @@ impl Owners {
         let Some(cgroup) = cgroup_of(number) else {
             return self.known.get(&pid).map(|known| known.lease);
         };
-        // The innermost cgroup counts: a container that was started inside another one may have a share of
-        // its own.
-        let members =
-            leases.iter().flat_map(|lease| lease.members().map(|member| (lease.id, &member.holder)));
-        let within = members.filter(|(_, holder)| holder.contains(number, &cgroup));
-        let depth =
-            |(_, holder): &(i64, &Holder)| holder.cgroup.as_ref().map_or(0, |path| path.components().count());
-        let lease = within.max_by_key(depth).map(|(lease, _)| lease);
+        let lease = innermost(leases, number, &cgroup);
         let now = Instant::now();
         match lease {
             Some(lease) => {

@@ -42,7 +42,7 @@ impl<'a> Response<'a> {
             self.thaw(lease);
             let mut broken = found.iter().filter(|one| one.lease == Some(lease.id) && counts(one));
             if let Some(broken) =
-                broken.find(|one| still_holds(one, lease)).filter(|_| wanted == OnCheating::End)
+                broken.find(|one| still_holds(one, lease, leases)).filter(|_| wanted == OnCheating::End)
             {
                 self.end(lease, broken);
             }
@@ -90,10 +90,10 @@ fn counts(found: &Violation) -> bool {
 }
 
 /// Whether the process that proves a violation is still there and in a container of the lease.
-fn still_holds(found: &Violation, lease: &Lease) -> bool {
+fn still_holds(found: &Violation, lease: &Lease, leases: &[Lease]) -> bool {
     let Some((pid, born)) = found.pid.zip(found.born) else { return true };
     let process = Process::open(pid);
-    process.is_some_and(|process| is_in(lease, pid) && process.start_time() == Some(born))
+    process.is_some_and(|process| is_in(lease, leases, pid) && process.start_time() == Some(born))
 }
 
 /// Lets the processes of a container go on.

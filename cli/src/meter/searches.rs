@@ -25,6 +25,7 @@ use gpushare_quota::{Lease, cgroup_of, living_thread};
 use self::limits::{Limited, Note};
 use self::mounts::{Expected, Mounts};
 use super::kept::Kept;
+use super::owner::innermost;
 use super::process::Process;
 use crate::violation::{Kind, Violation};
 
@@ -120,7 +121,6 @@ impl Searcher {
         mut begin: impl FnMut(i64),
         mut end: impl FnMut(i64, Vec<Violation>),
     ) {
-        self.limited.forget();
         self.mounts.retain(&subject.leases);
         let lease = |id: i64| subject.leases.iter().find(|lease| lease.id == id);
         self.costly.retain(|id| lease(*id).is_some());
@@ -129,6 +129,7 @@ impl Searcher {
             subject.leases.iter().filter(|lease| !self.costly.contains(&lease.id)).collect();
         for lease in others.into_iter().chain(costly) {
             begin(lease.id);
+            self.limited.forget(lease.id);
             let since = Instant::now();
             let found = self.search_one(lease, subject);
             self.costly.retain(|id| *id != lease.id);
@@ -167,7 +168,9 @@ impl Searcher {
             if budget.is_over() {
                 break;
             }
-            let Some(process) = Process::open(pid).filter(|_| is_in(lease, pid)) else { continue };
+            let Some(process) = Process::open(pid).filter(|_| is_in(lease, &subject.leases, pid)) else {
+                continue;
+            };
             // Its first thread may have ended, and tell nothing.
             let Some(thread) = thread_of(pid) else { continue };
             let mut its = Vec::new();
@@ -195,13 +198,13 @@ impl Searcher {
     }
 }
 
-/// Whether a process is in a container of the lease.
-pub fn is_in(lease: &Lease, pid: u32) -> bool {
+/// Whether a process is in a container of the lease, and in none of another one's inside of it.
+pub fn is_in(lease: &Lease, leases: &[Lease], pid: u32) -> bool {
     let thread = i32::try_from(pid).ok().and_then(living_thread);
     let Some((thread, cgroup)) = thread.and_then(|thread| Some((thread, cgroup_of(thread)?))) else {
         return false;
     };
-    lease.members().any(|member| member.holder.contains(thread, &cgroup))
+    innermost(leases, thread, &cgroup) == Some(lease.id)
 }
 
 fn thread_of(pid: u32) -> Option<u32> {
@@ -358,5 +361,11 @@ pub fn once(state: &Path, libcuda: &Path, subject: Subject) -> Vec<Violation> {
         sleep(PAUSE);
         found = searches.found(&leases, false, || unreachable!("none is due"));
     }
+    let missed = leases.iter().filter(|lease| !searches.last.contains_key(&lease.id));
+    let told = missed.map(|lease| {
+        let text = format!("not searched in time, beside others{}", cgroups(lease));
+        Violation::by(lease, None, Kind::Unsearched, text)
+    });
+    found.extend(told);
     found
 }

@@ -11,7 +11,7 @@ use anyhow::Result;
 use gpushare_config::{Config, Meter};
 use gpushare_inject::{Measuring, MemoryUse, Passed, Region, Supervision, one_line, supervision};
 use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
-use gpushare_quota::{Enforcement, Lease, Running, Store, cgroup_of, living_thread};
+use gpushare_quota::{Enforcement, Lease, Store, cgroup_of, living_thread};
 use gpushare_region::Measurement;
 use nvml_wrapper::Nvml;
 use procfs::process::Process;
@@ -343,7 +343,6 @@ impl<'a> Session<'a> {
         strangers: &mut BTreeMap<u32, u64>,
     ) -> Vec<Violation> {
         let mut found = Vec::new();
-        let running = Running::default();
         for metered in self.gpus.values_mut() {
             let Some(memory) = metered.gpu.memory() else { continue };
             let mut held: HashMap<i64, Held> = HashMap::new();
@@ -361,7 +360,7 @@ impl<'a> Session<'a> {
             for (id, member) in metered.account.members() {
                 member.held = held.get(&id).copied().unwrap_or_default();
                 let Some(lease) = self.leases.iter().find(|lease| lease.id == id) else { continue };
-                found.extend(self.fallback.look(lease, member, &self.kept, (until, &running)));
+                found.extend(self.fallback.look(lease, member, &self.kept, until));
             }
         }
         found

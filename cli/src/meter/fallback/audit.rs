@@ -16,6 +16,10 @@ const LOOKS: u32 = 3;
 /// cut off, and its container waits afterwards. More than this is reported, whatever the reason.
 const MOST_EXCESS: u64 = 1_500_000_000;
 
+/// How much more than it earned is no excess, in percent of that: samples are whole percents, and nobody tells
+/// the libraries by how much they are off.
+const TOLERANCE: u64 = 5;
+
 /// GPU time that a share did not earn. It grows by what is used and shrinks by what is earned, never below 0.
 #[derive(Debug)]
 struct Excess {
@@ -94,7 +98,7 @@ impl Audit {
     pub fn excess(&mut self, lease: &Lease, line: usize, used: u64, now: u64) -> Option<u64> {
         let percent = most_percent(lease, line)?;
         let excess = self.excess.entry((lease.id, line)).or_insert(Excess { used, at: now, nanoseconds: 0 });
-        let earned = now.saturating_sub(excess.at) / 100 * u64::from(percent);
+        let earned = now.saturating_sub(excess.at) / 10_000 * u64::from(percent) * (100 + TOLERANCE);
         excess.nanoseconds = (excess.nanoseconds + used.saturating_sub(excess.used)).saturating_sub(earned);
         (excess.used, excess.at) = (used, now);
         (excess.nanoseconds > MOST_EXCESS).then_some(excess.nanoseconds)

@@ -66,6 +66,7 @@ pub(super) struct Limited {
 /// A GPU process without its limits.
 #[derive(Debug)]
 struct Without {
+    lease: i64,
     /// `None` where too many are kept open.
     process: Option<Process>,
     looks: u32,
@@ -112,7 +113,7 @@ impl Limited {
         let (looks, is_seen) = self.of_lease.entry(lease).or_default();
         *looks += u32::from(!std::mem::replace(is_seen, true));
         let are_several = *looks >= LOOKS_AT_SEVERAL;
-        let seen = self.without.entry(pid).or_insert(Without { process, looks: 0, is_seen: true });
+        let seen = self.without.entry(pid).or_insert(Without { lease, process, looks: 0, is_seen: true });
         seen.is_seen = true;
         seen.looks += 1;
         let text =
@@ -120,12 +121,13 @@ impl Limited {
         (seen.looks >= LOOKS || are_several).then(|| (Kind::Unlimited, text.to_owned()))
     }
 
-    /// Forgets what was seen long ago. Call it before each round of looks.
-    pub(super) fn forget(&mut self) {
+    /// Forgets what was seen long ago, and of this lease what the last look did not see. Call it before each look.
+    pub(super) fn forget(&mut self, lease: i64) {
         self.known.retain(|_, (_, seen)| seen.elapsed() < TRUSTED);
-        self.of_lease.retain(|_, (_, is_seen)| std::mem::take(is_seen));
+        self.of_lease.retain(|id, (_, is_seen)| *id != lease || std::mem::take(is_seen));
         self.without.retain(|_, one| {
-            std::mem::take(&mut one.is_seen) && one.process.as_ref().is_none_or(Process::lives)
+            let is_other = one.lease != lease;
+            (is_other || std::mem::take(&mut one.is_seen)) && one.process.as_ref().is_none_or(Process::lives)
         });
     }
 }
