@@ -98,7 +98,7 @@ pub fn meter(telling: Telling) -> Result<()> {
                 hold(&mut kept, &config, state.path());
                 let library = library.display();
                 if !std::mem::replace(&mut is_told, true) {
-                    tracing::warn!(%library, "somebody has a lease (F_SETLEASE) on it: nothing is measured until the kernel has ended it");
+                    tracing::warn!(%library, "somebody has a lease (F_SETLEASE) on it: nothing is measured until it is over");
                 }
                 sleep(LEASED);
             }

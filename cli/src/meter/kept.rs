@@ -60,7 +60,7 @@ impl Kept {
         }
     }
 
-    /// What nobody was found to have done, whoever it is: leases on libraries that `found` does not tell of.
+    /// Leases on libraries of which `found` does not tell who has them.
     pub fn leased_by_nobody(&self, found: &[Violation]) -> Vec<Violation> {
         let is_told = |path: &str| {
             found.iter().any(|one| one.kind == Kind::FileLease.name() && one.text.contains(path))
@@ -71,7 +71,7 @@ impl Kept {
             container: "somebody".to_owned(),
             pid: None,
             kind: Kind::FileLease.name().to_owned(),
-            text: format!("has a lease (F_SETLEASE) on {path}, and none of the files that are searched: others wait for it"),
+            text: format!("has a lease (F_SETLEASE) on {path}, and is not found: others wait for it"),
             born: None,
         });
         told.collect()

@@ -17,8 +17,8 @@ use super::owner::Owners;
 use super::record::Record;
 use crate::clock::Clock;
 
-/// How often the driver's samples are asked for at most: more often than it has new ones, since what it tells of
-/// several windows at once is their mean.
+/// How often the driver's samples are asked for at most: more often than it has new ones, since what it tells
+/// of several windows at once is their mean.
 const SAMPLED: Duration = Duration::from_millis(80);
 
 /// After which time a record is tried again that could not be begun, or went silent.
@@ -175,8 +175,8 @@ fn on(gpu: GpuUuid, leases: &[Lease]) -> impl Iterator<Item = &Lease> {
     leases.iter().filter(move |lease| lease.grants.iter().any(|grant| grant.gpu == gpu))
 }
 
-/// Begins the record of a GPU; `None` where there is none, and its time is that of NVML's samples. Why is said
-/// the first time.
+/// Begins the record of a GPU; `None` where there is none, and its time is that of NVML's samples. Why is
+/// said the first time.
 pub fn record_of(
     node: &Node,
     settings: &Meter,

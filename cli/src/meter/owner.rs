@@ -17,8 +17,8 @@ const MEMORY: Duration = Duration::from_secs(2);
 /// How long a living process is assumed to be in the cgroup in which it was found.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// The lease of a process in this cgroup. The innermost one counts: a container that was started inside another
-/// one may have a share of its own.
+/// The lease of a process in this cgroup. The innermost one counts: a container that was started inside
+/// another one may have a share of its own.
 pub fn innermost(leases: &[Lease], number: i32, cgroup: &Path) -> Option<i64> {
     let members = leases.iter().flat_map(|lease| lease.members().map(|member| (lease.id, &member.holder)));
     let within = members.filter(|(_, holder)| holder.contains(number, cgroup));
@@ -63,8 +63,8 @@ impl Owners {
         }
     }
 
-    /// Whether use of a GPU up to `stamp`, in microseconds since 1970, may be that of the process that has the
-    /// pid now, and not of an earlier one.
+    /// Whether use of a GPU up to `stamp`, in microseconds since 1970, may be that of the process that has
+    /// the pid now, and not of an earlier one.
     pub fn was_there(&mut self, pid: u32, stamp: u64, leases: &[Lease]) -> bool {
         self.note(pid, leases);
         self.known.get(&pid).is_none_or(|known| known.born <= stamp + TICK)

@@ -1,6 +1,6 @@
 //! Searches the processes of containers for what they do against their shares from inside: files mounted over
-//! the lease's own, GPU programs without the limits, leases on files for which others would wait. It uses what
-//! the kernel says of the processes, never what they wrote.
+//! the lease's own, GPU programs without the limits, leases on files for which others would wait. It uses
+//! what the kernel says of the processes, never what they wrote.
 //!
 //! A container, or its image, decides how much there is to be searched. So a thread of its own searches, each
 //! container within bounds of entries, bytes and time, and nobody waits for it. A container beyond them is
@@ -39,7 +39,8 @@ const STUCK: Duration = Duration::from_secs(1);
 const LOST: Duration = Duration::from_secs(3);
 /// How long a container is left out of which a search did not come back for so long.
 const LEFT_OUT: Duration = Duration::from_secs(60);
-/// How many containers that took all of their time at the last search are searched in a round, after the others.
+/// How many containers that took all of their time at the last search are searched in a round, after the
+/// others.
 const MOST_COSTLY: usize = 2;
 /// How often a single search looks whether it has ended.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -113,8 +114,8 @@ impl Searcher {
         Self { state: state.into(), libcuda: libcuda.into(), mounts, limited, costly: Vec::new() }
     }
 
-    /// `begin` is told which lease's containers are next, and `end` what was found in them. Those that take long
-    /// are searched in turn, so that nobody else waits for them.
+    /// `begin` is told which lease's containers are next, and `end` what was found in them. Those that take
+    /// long are searched in turn, so that nobody else waits for them.
     fn search(
         &mut self,
         subject: &Subject,
