@@ -12,6 +12,8 @@ const MOST_WAITING: usize = 1 << 17;
 pub struct Held {
     /// By context.
     pub by: BTreeMap<Holder, u64>,
+    /// How often each context took over from another.
+    pub taken: BTreeMap<Holder, u32>,
     /// Whether one context took over from another. If not, the one that is there may have no work.
     pub is_contested: bool,
     /// How many switches were lost of the record.
@@ -77,7 +79,10 @@ impl Engine {
             self.spend(event.at, &mut held);
             self.holder = match event.kind {
                 Kind::Start(holder) => {
-                    held.is_contested |= self.last.is_some_and(|last| last != holder);
+                    if self.last.is_some_and(|last| last != holder) {
+                        held.is_contested = true;
+                        *held.taken.entry(holder).or_default() += 1;
+                    }
                     self.last = Some(holder);
                     Some(holder)
                 }
@@ -136,6 +141,7 @@ mod tests {
         for until in (1..=10).map(|step| step * 100 * MS + MS) {
             let held = engine.settle(until);
             assert!(held.is_contested && held.lost == 0);
+            assert!((9..=11).contains(&held.taken[&holder(1)]), "{held:?}");
             sums[0] += held.by.get(&holder(1)).copied().unwrap_or(0);
             sums[1] += held.by.get(&holder(2)).copied().unwrap_or(0);
         }

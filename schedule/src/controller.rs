@@ -5,6 +5,7 @@
 
 use crate::Card;
 use crate::slices::Slices;
+use crate::stint::Stint;
 use crate::windows::Overrun;
 
 /// Microseconds of a call that stops channels. Time beyond it is overrun.
@@ -59,9 +60,20 @@ pub struct Controller {
     overrun: Overrun,
     /// When the channels that run now should stop.
     due: Option<u64>,
+    stint: Stint,
 }
 
 impl Controller {
+    /// Microseconds by which the container is stopped earlier in the window that it is in, or in its next one.
+    pub fn pays(&self) -> u32 {
+        self.overrun.pays_now()
+    }
+
+    /// For how many microseconds its groups have the card at a stretch, if that is less than they may; else 0.
+    pub fn stint(&self) -> u32 {
+        self.stint.micros()
+    }
+
     /// What is so while the container is paused, which takes its debts from it.
     pub fn pause(&mut self, card: &Card, now: u64) -> Orders {
         *self = Self::default();
@@ -75,6 +87,10 @@ impl Controller {
         let stretch = card.stretch(lease, now, calls, &mut self.overrun);
         let slices = card.slices(lease);
         let slice = slices.map(|slices| slices.slice);
+        if let (Some(slice), Some(tenant)) = (slice, card.tenant(lease)) {
+            self.stint.note(now, slice);
+            self.stint.judge(tenant.stay);
+        }
         if !stretch.runs {
             return Orders { running: Running::Stopped, slice, until: stretch.until };
         }
@@ -108,7 +124,7 @@ mod tests {
     use crate::{Policy, Tenant};
 
     fn tenant(lease: i64, policy: Policy, working: u32) -> Tenant {
-        Tenant { lease, policy, is_present: true, working, rests: false }
+        Tenant { lease, policy, is_present: true, working, rests: false, pays: 0, stay: 0, stint: 0 }
     }
 
     fn step(controller: &mut Controller, tenants: &[Tenant], now: u64, groups: u32) -> Orders {

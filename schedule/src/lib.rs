@@ -17,6 +17,7 @@
 pub mod controller;
 pub mod frame;
 pub mod slices;
+mod stint;
 pub mod windows;
 
 use frame::{Frame, Place};
@@ -50,6 +51,9 @@ pub struct Recorded {
     pub working: u32,
     /// Whether it has used more than its share of a second, and not less since.
     pub is_over: bool,
+    /// For how many microseconds of the last second they had it at a stretch, where that came to less than its share:
+    /// see [`stay`].
+    pub stay: u32,
 }
 
 /// Whether a container with so many per cent is over its share, which it was before or not, after it used so
@@ -59,6 +63,15 @@ pub fn is_over(was_over: bool, used: u64, share: u32) -> bool {
     const PER_CENT: u64 = 10_000;
     let share = u64::from(share) * PER_CENT;
     used > share || (was_over && used > share * 9 / 10)
+}
+
+/// For how many microseconds a container had a card at a stretch, in the mean, that used so many of the last second
+/// and took over so often. It is 0 where nobody took over, and where the container came to its share: clearly so where
+/// it was not 0 `before`, since others made room for it then.
+pub fn stay(before: u32, used: u64, taken: u32, share: u32) -> u32 {
+    let most = u64::from(share) * if before > 0 { 11_500 } else { 9_500 };
+    let is_short = taken > 0 && used < most;
+    if is_short { u32::try_from(used / u64::from(taken)).unwrap_or(u32::MAX) } else { 0 }
 }
 
 impl Policy {
@@ -88,6 +101,14 @@ pub struct Tenant {
     pub working: u32,
     /// Whether none had the engine of late, by the card's own record.
     pub rests: bool,
+    /// Microseconds by which it is stopped earlier in its window, or in its next one, for what it ran past earlier
+    /// ones.
+    pub pays: u32,
+    /// [`Recorded::stay`]; 0 where the record does not tell.
+    pub stay: u32,
+    /// For how many microseconds its groups have the card at a stretch, if that is less than they may: they wait for
+    /// something, and the card does not wait for them. 0: they use their slices.
+    pub stint: u32,
 }
 
 /// How many of so many channel groups of a container work, where the card's own record says how many had the
@@ -124,12 +145,19 @@ mod tests {
     fn who_is_put_before_others_is_so_while_the_record_shows_no_more_than_the_share() {
         let latency = Policy::Latency { share: 30 };
         let falls_back = Policy::Burst { share: 30, ceiling: 100 };
-        let recorded = |is_over| Some(Recorded { working: 1, is_over });
+        let recorded = |is_over| Some(Recorded { working: 1, is_over, stay: 0 });
         assert_eq!(latency.clone().in_force(recorded(false)), latency);
         assert_eq!(latency.clone().in_force(recorded(true)), falls_back);
         assert_eq!(latency.in_force(None), falls_back);
         assert_eq!(Policy::Unlimited.in_force(recorded(true)), Policy::Unlimited);
         assert_eq!([is_over(false, 300_000, 30), is_over(false, 300_001, 30)], [false, true]);
         assert_eq!([is_over(true, 270_001, 30), is_over(true, 270_000, 30)], [true, false]);
+    }
+
+    #[test]
+    fn how_long_one_had_the_card_counts_where_it_has_less_than_its_share() {
+        assert_eq!([106_000, 284_999, 285_000].map(|used| stay(0, used, 100, 30)), [1_060, 2_849, 0]);
+        assert_eq!([285_000, 344_999, 345_000].map(|used| stay(1, used, 100, 30)), [2_850, 3_449, 0]);
+        assert_eq!(stay(1, 106_000, 0, 30), 0);
     }
 }

@@ -81,11 +81,18 @@ impl Card<'_> {
         let with_slices = || sharing.iter().zip(&weights).filter(|(_, weight)| weight.is_some());
         let groups: u32 = with_slices().map(|(other, _)| other.working.clamp(1, MOST_COUNTED)).sum();
         let all: u64 = weights.iter().flatten().sum();
-        let round = groups.saturating_mul(FOR_EACH).min(LONGEST);
+        // While one has the card for as long as it uses it, the others have it in proportion to that.
+        let stints = with_slices().filter(|(other, _)| other.stint > 0).map(|(other, weight)| {
+            let used = u64::from(other.stint) * u64::from(other.working.max(1));
+            u32::try_from(used * all / weight.unwrap_or(1).max(1)).unwrap_or(u32::MAX)
+        });
+        let round = stints.fold(groups.saturating_mul(FOR_EACH).min(LONGEST), u32::min);
         let part = u32::try_from(u64::from(round) * own / all.max(1)).unwrap_or(round);
         let at_once = (part / (SHORTEST + SWITCH)).max(1);
         let each = part / tenant.working.clamp(1, at_once);
-        Some(Slices { slice: asked(each.saturating_sub(SWITCH).max(SHORTEST)), at_once })
+        // It is seen to use its slices again only where these are longer than what it used.
+        let least = SHORTEST.max(tenant.stint.saturating_mul(2));
+        Some(Slices { slice: asked(each.saturating_sub(SWITCH).max(least)), at_once })
     }
 }
 
@@ -165,6 +172,9 @@ mod tests {
             is_present: true,
             working,
             rests: false,
+            pays: 0,
+            stay: 0,
+            stint: 0,
         }
     }
 

@@ -9,7 +9,8 @@ use crate::{Card, Policy, Tenant};
 
 /// How long before its time a container is started that follows another one, in microseconds: the stop of
 /// whoever leaves and the start overlap then, and the card is idle between them for no longer than it
-/// switches. One that follows nobody would get more than its share by it.
+/// switches. One that follows nobody would get more than its share by it. Who follows one that pays for an overrun
+/// has what that pays: it is the one that the overrun was at the cost of.
 const EARLY: u32 = 300;
 /// What a call that stops channels takes, in microseconds.
 const STOP: u32 = 500;
@@ -29,6 +30,10 @@ pub struct Overrun {
     owed: u64,
     /// The frame in which it paid last, and what.
     paid: Option<(u64, u32)>,
+    /// What it pays in the window that it is in, or in its next one.
+    now: u32,
+    /// The time of its window in a frame.
+    window: u32,
 }
 
 impl Overrun {
@@ -39,17 +44,28 @@ impl Overrun {
     /// Adds microseconds that it ran outside of its windows, for whatever reason.
     pub fn add(&mut self, micros: u64) {
         self.owed = self.owed.saturating_add(micros).min(Self::MOST);
+        self.now = self.most();
+    }
+
+    /// Microseconds by which it is stopped earlier in the window that it is in, or in its next one.
+    pub fn pays_now(&self) -> u32 {
+        self.now
+    }
+
+    fn most(&self) -> u32 {
+        u32::try_from(self.owed).unwrap_or(u32::MAX).min(self.window / 2)
     }
 
     /// What it pays in this frame: at most half of its window.
     fn pays(&mut self, frame: u64, window: u32) -> u32 {
+        self.window = window;
         match self.paid {
             Some((paid, now)) if paid == frame => now,
             _ => {
-                let now = u32::try_from(self.owed).unwrap_or(u32::MAX).min(window / 2);
-                self.owed -= u64::from(now);
-                self.paid = Some((frame, now));
-                now
+                self.now = self.most();
+                self.owed -= u64::from(self.now);
+                self.paid = Some((frame, self.now));
+                self.now
             }
         }
     }
@@ -91,19 +107,20 @@ impl Card<'_> {
     fn run(&self, tenant: &Tenant, piece: Piece, lead: u32) -> (u32, u32) {
         let length = self.frame.length();
         let end = piece.end().saturating_sub(lead.min(piece.length / 2));
-        let leaves = |other: &Tenant| {
+        let leaves = |other: &&Tenant| {
             other.lease != tenant.lease
                 && other.is_present
                 && self.allowed(other).iter().any(|one| one.end() % length == piece.start % length)
         };
-        if !self.tenants.iter().any(leaves) {
+        let Some(pays) = self.tenants.iter().filter(leaves).map(|other| other.pays).min() else {
             return (piece.start, end);
-        }
+        };
+        let early = EARLY + pays.min(length / 2);
         // Counted from the frame before, so that nothing is negative.
-        if piece.start < EARLY {
-            return (piece.start + length - EARLY, end + length);
+        if piece.start < early {
+            return (piece.start + length - early, end + length);
         }
-        (piece.start - EARLY, end)
+        (piece.start - early, end)
     }
 
     /// The stretches of a frame in which a container may run.
@@ -206,6 +223,9 @@ mod tests {
             is_present: true,
             working: 1,
             rests: false,
+            pays: 0,
+            stay: 0,
+            stint: 0,
         }
     }
 
@@ -216,6 +236,9 @@ mod tests {
             is_present: true,
             working: 1,
             rests: false,
+            pays: 0,
+            stay: 0,
+            stint: 0,
         }
     }
 
@@ -321,6 +344,30 @@ mod tests {
         overrun.add(1_000);
         assert_eq!(card.stretch(1, 200_000, 1, &mut overrun).until, 209_000);
         assert_eq!(card.stretch(1, 204_000, 1, &mut overrun).until, 209_000);
+    }
+
+    #[test]
+    fn who_follows_one_that_pays_has_what_that_pays() {
+        let mut overrun = Overrun::default();
+        let card = Card { frame: FRAME, tenants: &[fixed(1, 0, 10_000)] };
+        assert_eq!(card.stretch(1, 0, 1, &mut overrun).until, 10_000);
+        assert_eq!(overrun.pays_now(), 0);
+        overrun.add(7_000);
+        assert_eq!(overrun.pays_now(), 5_000, "in its next window");
+        assert_eq!(card.stretch(1, 50_000, 1, &mut overrun).until, 55_000);
+        assert_eq!(overrun.pays_now(), 5_000, "in the one that it is in");
+        let owes = Tenant { pays: 5_000, ..fixed(1, 0, 10_000) };
+        let tenants = [owes.clone(), fixed(2, 10_000, 20_000), fixed(3, 30_000, 20_000)];
+        assert_eq!(
+            calls(&tenants, 2),
+            [(0, false), (4_700, true), (30_000, false), (54_700, true), (80_000, false)]
+        );
+        assert_eq!(calls(&tenants, 3)[1], (29_700, true), "the others have their own");
+        // Its window is before the one that a frame begins with.
+        let tenants = [fixed(2, 0, 10_000), Tenant { pays: 5_000, ..fixed(1, 30_000, 20_000) }];
+        assert_eq!(calls(&tenants, 2)[..3], [(0, true), (10_000, false), (44_700, true)]);
+        let tenants = [owes, burst(2, 100)];
+        assert_eq!(calls(&tenants, 2)[1], (4_700, true), "so have those without a window");
     }
 
     #[test]

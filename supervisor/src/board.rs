@@ -7,6 +7,7 @@
 //! Behind these lines are the meter's: how many groups of each lease work, by the card's own record. They
 //! count for as long as they are fresh.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -59,6 +60,12 @@ pub(crate) struct Page {
     recorded: [RecordedLine; MOST_LINES],
     /// By line, whether the card's record may name others for groups of it: it does not count then.
     nameless: [AtomicU32; MOST_LINES],
+    /// By line, microseconds that its container pays of its window for an overrun.
+    pays: [AtomicU32; MOST_LINES],
+    /// By line, [`Tenant::stint`].
+    stints: [AtomicU32; MOST_LINES],
+    /// By line of the meter's, [`Recorded::stay`].
+    stays: [AtomicU32; MOST_LINES],
 }
 
 /// For how many microseconds the meter's lines count. It writes them each 0.1 s, and now and then looks at
@@ -96,8 +103,15 @@ impl Board {
         line.lease.store(lease, Ordering::Release);
     }
 
+    /// Says what the others go by: [`Tenant::pays`] and [`Tenant::stint`].
+    pub fn publish_terms(&self, pays: u32, stint: u32) {
+        self.page.pays[self.own].store(pays, Ordering::Relaxed);
+        self.page.stints[self.own].store(stint, Ordering::Relaxed);
+    }
+
     /// Takes the line's words back.
     pub fn leave(&self) {
+        self.publish_terms(0, 0);
         let line = &self.page.lines[self.own];
         line.lease.store(0, Ordering::Release);
         line.plan.write(None);
@@ -122,13 +136,27 @@ impl Board {
             if plan.as_ref().is_some_and(|plan| plan.frame == Frame::LONG) {
                 frame = Frame::LONG;
             }
+            let [pays, stint] =
+                [&self.page.pays, &self.page.stints].map(|words| words[at].load(Ordering::Relaxed));
             // Containers of one lease have one plan.
             if let Some(known) = tenants.iter_mut().find(|tenant| tenant.lease == lease) {
                 known.working = known.working.saturating_add(working);
                 known.is_present |= working > 0;
+                // It has left when the last of them has.
+                known.pays = known.pays.min(pays);
+                known.stint = known.stint.min(stint);
             } else {
                 let policy = plan.map_or(Policy::Unlimited, |plan| plan.policy);
-                tenants.push(Tenant { lease, policy, is_present: working > 0, working, rests: false });
+                tenants.push(Tenant {
+                    lease,
+                    policy,
+                    is_present: working > 0,
+                    working,
+                    rests: false,
+                    pays,
+                    stay: 0,
+                    stint,
+                });
             }
         }
         let recorded = |tenant: Tenant| {
@@ -136,7 +164,8 @@ impl Board {
             let recorded = recorded.filter(|_| !nameless.contains(&tenant.lease));
             let (working, policy) = (working(tenant.working, recorded), tenant.policy.in_force(recorded));
             let rests = recorded.is_some_and(|recorded| recorded.working == 0);
-            Tenant { working, policy, rests, ..tenant }
+            let stay = recorded.map_or(0, |recorded| recorded.stay);
+            Tenant { working, policy, rests, stay, ..tenant }
         };
         (frame, tenants.into_iter().map(recorded).collect())
     }
@@ -146,13 +175,14 @@ impl Page {
     /// What the card's own record says of a lease.
     fn recorded(&self, lease: i64, now: u64) -> Option<Recorded> {
         let is_its = |line: &&RecordedLine| line.lease.load(Ordering::Acquire) == lease;
-        let line = self.recorded.iter().find(is_its)?;
+        let (line, stay) = self.recorded.iter().zip(&self.stays).find(|(line, _)| is_its(line))?;
+        let stay = stay.load(Ordering::Relaxed);
         let at = line.at.load(Ordering::Acquire);
         let working = line.working.load(Ordering::Relaxed);
         let is_over = line.over.load(Ordering::Relaxed) != 0;
         // It may be another lease's by now.
         let is_its_still = line.lease.load(Ordering::Acquire) == lease;
-        (is_its_still && now.saturating_sub(at) <= FRESH).then_some(Recorded { working, is_over })
+        (is_its_still && now.saturating_sub(at) <= FRESH).then_some(Recorded { working, is_over, stay })
     }
 }
 
@@ -194,16 +224,18 @@ impl Recorder {
 
     /// Says what the record says of each lease, at `now`. A lease keeps its line. Leases beyond the board's
     /// lines are left out: all of their groups count.
-    pub fn publish(&self, all: &[(i64, Recorded)], now: u64) {
+    pub fn publish(&self, all: &BTreeMap<i64, Recorded>, now: u64) {
         let lines = &self.0.recorded;
         let of = |line: &RecordedLine| line.lease.load(Ordering::Relaxed);
-        for line in lines.iter().filter(|line| all.iter().all(|(lease, _)| *lease != of(line))) {
+        for line in lines.iter().filter(|line| !all.contains_key(&of(line))) {
             line.at.store(0, Ordering::Relaxed); // nobody takes the last lease's figure for the next one's
             line.lease.store(0, Ordering::Release);
         }
         for (lease, recorded) in all {
-            let own = lines.iter().find(|line| of(line) == *lease);
-            let Some(line) = own.or_else(|| lines.iter().find(|line| of(line) == 0)) else { return };
+            let own = lines.iter().position(|line| of(line) == *lease);
+            let Some(at) = own.or_else(|| lines.iter().position(|line| of(line) == 0)) else { return };
+            let line = &lines[at];
+            self.0.stays[at].store(recorded.stay, Ordering::Relaxed);
             line.working.store(recorded.working, Ordering::Relaxed);
             line.over.store(u32::from(recorded.is_over), Ordering::Relaxed);
             line.lease.store(*lease, Ordering::Release);
@@ -251,10 +283,20 @@ mod tests {
             is_present: true,
             working,
             rests: false,
+            pays: 0,
+            stay: 0,
+            stint: 0,
         };
         let all = vec![tenant(11, 30, 1), tenant(12, 70, 5)];
         assert_eq!(one.read(0), (Frame::SHORT, all.clone()));
         assert_eq!(three.read(0), (Frame::SHORT, all));
+        // A lease has left the GPU when its last container has.
+        let terms = || one.read(0).1.pop().map(|tenant| (tenant.pays, tenant.stint));
+        two.publish_terms(300, 5);
+        assert_eq!(terms(), Some((0, 0)));
+        three.publish_terms(200, 9);
+        assert_eq!(terms(), Some((200, 5)));
+        two.publish_terms(0, 0);
         drop(three);
         drop(one);
         assert_eq!(two.read(0).1, [tenant(12, 70, 2)]);
@@ -289,34 +331,35 @@ mod tests {
         board.publish(11, &burst(30), 3, false);
         let working = |now| board.read(now).1[0].working;
         assert_eq!(working(0), 3);
-        let works = |working| Recorded { working, is_over: false };
-        meter.publish(&[(10, works(2)), (11, works(1))], 5_000);
+        let works = |working| Recorded { working, is_over: false, stay: working * 100 };
+        meter.publish(&[(10, works(2)), (11, works(1))].into(), 5_000);
         assert_eq!([working(5_000), working(1_005_000), working(1_005_001)], [1, 1, 3]);
         // Others come and go, and each keeps its line.
         let at = || board.page.recorded.iter().position(|line| line.lease.load(Ordering::Relaxed) == 11);
         let before = at();
-        meter.publish(&[(11, works(1)), (10, works(2))], 5_000);
-        meter.publish(&[(11, works(2)), (12, works(5))], 5_000);
+        meter.publish(&[(11, works(1)), (10, works(2))].into(), 5_000);
+        meter.publish(&[(11, works(2)), (12, works(5))].into(), 5_000);
         assert_eq!((at(), working(5_000)), (before, 2));
+        assert_eq!([5_000, 1_005_001].map(|now| board.read(now).1[0].stay), [200, 0]);
         // None worked, or more than the supervisor knows of: contexts that come and go.
-        meter.publish(&[(11, works(0))], 400_000);
+        meter.publish(&[(11, works(0))].into(), 400_000);
         assert_eq!(working(400_000), 1);
-        meter.publish(&[(11, works(9))], 400_000);
+        meter.publish(&[(11, works(9))].into(), 400_000);
         assert_eq!(working(400_000), 3);
-        meter.publish(&[], 400_000);
+        meter.publish(&BTreeMap::new(), 400_000);
         assert_eq!(working(400_000), 3);
         board.publish(11, &burst(30), 0, false);
-        meter.publish(&[(11, works(1))], 400_000);
+        meter.publish(&[(11, works(1))].into(), 400_000);
         assert_eq!(working(400_000), 0, "it is not there");
         // Who is put before others is so while the record shows that he uses no more than his share.
         let latency = Plan { policy: Policy::Latency { share: 30 }, frame: Frame::SHORT };
         board.publish(11, &latency, 1, false);
         let policy = |now| board.read(now).1[0].policy.clone();
         assert_eq!((policy(400_000), policy(1_400_001)), (latency.policy, burst(30).policy));
-        meter.publish(&[(11, Recorded { working: 1, is_over: true })], 400_000);
+        meter.publish(&[(11, Recorded { working: 1, is_over: true, stay: 0 })].into(), 400_000);
         assert_eq!(policy(400_000), burst(30).policy);
         // Some of its work may be in the record under another's name.
-        meter.publish(&[(11, works(1))], 400_000);
+        meter.publish(&[(11, works(1))].into(), 400_000);
         board.publish(11, &burst(30), 3, true);
         assert_eq!(working(400_000), 3);
     }

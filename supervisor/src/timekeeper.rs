@@ -172,6 +172,7 @@ impl Timekeeper {
                 }
             }
         }
+        self.board.publish_terms(self.controller.pays(), self.controller.stint());
         let retry = (!engine.is_settled()).then(|| now() + RETRY);
         [Some(orders.until), retry, self.again].into_iter().flatten().min()
     }

@@ -1,6 +1,6 @@
 //! One GPU on which somebody holds a share: what tells its time, and to whom.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use gpushare_config::Meter;
 use gpushare_inject::boards;
 use gpushare_inventory::{GpuUuid, Node};
 use gpushare_quota::{Enforcement, Lease};
-use gpushare_schedule::{Recorded, is_over};
+use gpushare_schedule::{Recorded, is_over, stay};
 use gpushare_supervisor::board::Recorder;
 
 use super::account::Account;
 use super::driver::Gpu;
 use super::owner::Owners;
-use super::record::Record;
+use super::record::{Recent, Record};
 use crate::clock::Clock;
 
 /// How often the driver's samples are asked for at most: more often than it has new ones, since what it tells
@@ -42,8 +42,8 @@ pub struct Metered<'a> {
     is_begun: bool,
     /// Whether the record told the time last.
     is_by_record: bool,
-    /// Leases that use more than their share.
-    over: BTreeSet<i64>,
+    /// What the record said of each lease last.
+    said: BTreeMap<i64, Recorded>,
     /// Where supervisors read who works.
     board: Option<Recorder>,
     /// When samples were last asked for.
@@ -62,7 +62,7 @@ impl<'a> Metered<'a> {
             tried: Instant::now(),
             is_begun: false,
             is_by_record: false,
-            over: BTreeSet::new(),
+            said: BTreeMap::new(),
             board: None,
             sampled: None,
         }
@@ -142,30 +142,28 @@ impl<'a> Metered<'a> {
                 .for_each(|lease| *counts.entry(lease).or_default() += contexts);
         }
         let recent = record.map(Record::last_second).unwrap_or_default();
-        let mut used: BTreeMap<i64, u64> = BTreeMap::new();
-        for (pid, nanoseconds) in recent {
-            owners
-                .of(pid, leases)
-                .into_iter()
-                .for_each(|lease| *used.entry(lease).or_default() += nanoseconds);
-        }
-        let over = std::mem::take(&mut self.over);
-        for (lease, grant) in on(gpu, leases).flat_map(|lease| {
-            lease.grants.iter().filter(|grant| grant.gpu == gpu).map(move |grant| (lease, grant))
-        }) {
-            let share = grant.cores.map_or(100, |cores| u32::from(cores.percent()));
-            let used = used.get(&lease.id).copied().unwrap_or(0) / 1000;
-            if is_over(over.contains(&lease.id), used, share) {
-                self.over.insert(lease.id);
+        let mut used: BTreeMap<i64, Recent> = BTreeMap::new();
+        for (pid, Recent { nanoseconds, taken }) in recent {
+            if let Some(lease) = owners.of(pid, leases) {
+                let all = used.entry(lease).or_default();
+                (all.nanoseconds, all.taken) = (all.nanoseconds + nanoseconds, all.taken + taken);
             }
         }
-        if let Some(board) = &self.board {
-            let recorded = |lease: &Lease| Recorded {
+        let before = std::mem::take(&mut self.said);
+        for lease in on(gpu, leases) {
+            let grant = lease.grants.iter().find(|grant| grant.gpu == gpu);
+            let promised = grant.and_then(|grant| grant.cores).map(|cores| u32::from(cores.percent()));
+            let Recent { nanoseconds, taken } = used.get(&lease.id).copied().unwrap_or_default();
+            let (used, before) = (nanoseconds / 1000, before.get(&lease.id));
+            let recorded = Recorded {
                 working: counts.get(&lease.id).copied().unwrap_or(0),
-                is_over: self.over.contains(&lease.id),
+                is_over: is_over(before.is_some_and(|one| one.is_over), used, promised.unwrap_or(100)),
+                stay: stay(before.map_or(0, |one| one.stay), used, taken, promised.unwrap_or(0)),
             };
-            let all: Vec<_> = on(gpu, leases).map(|lease| (lease.id, recorded(lease))).collect();
-            board.publish(&all, clock.monotonic / 1000);
+            self.said.insert(lease.id, recorded);
+        }
+        if let Some(board) = &self.board {
+            board.publish(&self.said, clock.monotonic / 1000);
         }
     }
 }

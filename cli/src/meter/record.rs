@@ -54,8 +54,8 @@ pub struct Record {
     told: u64,
     /// When each context had the GPU last, in nanoseconds of the monotonic clock.
     recent: BTreeMap<Holder, u64>,
-    /// Time of processes by look, with when the look was, over the last second.
-    second: VecDeque<(u64, Vec<Spent>)>,
+    /// What processes had in each look of the last second.
+    second: VecDeque<Look>,
     /// When lines were lost last.
     torn: Option<u64>,
     /// When the last line came, or somebody looked why none did, in nanoseconds of the monotonic clock.
@@ -72,6 +72,24 @@ pub struct Load {
     pub busy: Option<u32>,
     /// The only process on it; `None` where there are several or none.
     pub lone: Option<u32>,
+}
+
+/// What processes had of the GPU until a moment.
+#[derive(Debug)]
+struct Look {
+    at: u64,
+    spent: Vec<Spent>,
+    /// How often each took over from another.
+    taken: Vec<(u32, u32)>,
+}
+
+/// What a process had of the GPU in the last second.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recent {
+    /// How long.
+    pub nanoseconds: u64,
+    /// How often it took over from another.
+    pub taken: u32,
 }
 
 /// GPU time since the last look.
@@ -162,8 +180,9 @@ impl Record {
             self.weighed = Some(Instant::now());
         }
         let spent = by_process(&held, length, self.load);
-        self.second.push_back((until, spent.clone()));
-        self.second.retain(|(at, _)| until - *at < SECOND);
+        let taken = held.taken.iter().map(|(holder, count)| (holder.pid, *count)).collect();
+        self.second.push_back(Look { at: until, spent: spent.clone(), taken });
+        self.second.retain(|look| until - look.at < SECOND);
         Some(Use { spent, until: clock.stamp(until) })
     }
 
@@ -186,11 +205,12 @@ impl Record {
         u64::try_from(i128::from(moment) + self.ahead).unwrap_or(0)
     }
 
-    /// Nanoseconds that each process used of the last second.
-    pub fn last_second(&self) -> BTreeMap<u32, u64> {
-        let mut by = BTreeMap::new();
-        for spent in self.second.iter().flat_map(|(_, spent)| spent) {
-            *by.entry(spent.pid).or_default() += spent.nanoseconds;
+    /// What each process had of the last second.
+    pub fn last_second(&self) -> BTreeMap<u32, Recent> {
+        let mut by: BTreeMap<u32, Recent> = BTreeMap::new();
+        for look in &self.second {
+            look.spent.iter().for_each(|one| by.entry(one.pid).or_default().nanoseconds += one.nanoseconds);
+            look.taken.iter().for_each(|(pid, count)| by.entry(*pid).or_default().taken += count);
         }
         by
     }
@@ -247,7 +267,7 @@ mod tests {
 
     fn held(by: &[(u32, u32, u64)], is_contested: bool) -> Held {
         let by = by.iter().map(|(pid, context, time)| (Holder { pid: *pid, context: *context }, *time));
-        Held { by: by.collect(), is_contested, lost: 0 }
+        Held { by: by.collect(), is_contested, ..Held::default() }
     }
 
     #[test]

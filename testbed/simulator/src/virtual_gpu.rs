@@ -68,6 +68,20 @@ pub struct VirtualGpu {
     order: VecDeque<usize>,
     turn: Turn,
     switch: Switch,
+    handovers: Vec<Handover>,
+}
+
+/// The device goes from one process to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// Who had it,
+    pub from: usize,
+    /// until when, in nanoseconds;
+    pub left: u64,
+    /// who has it,
+    pub to: usize,
+    /// from when on.
+    pub taken: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -107,6 +121,7 @@ impl VirtualGpu {
             queues: (0..processes).map(|_| Queue::default()).collect(),
             order: VecDeque::new(),
             turn: Turn::default(),
+            handovers: Vec::new(),
         }
     }
 
@@ -184,6 +199,12 @@ impl VirtualGpu {
     #[must_use]
     pub fn bins(&self, process: usize) -> &[u64] {
         &self.queues[process].bins
+    }
+
+    /// All hand-overs so far, in the order of their times.
+    #[must_use]
+    pub fn handovers(&self) -> &[Handover] {
+        &self.handovers
     }
 
     /// When the next piece of work, turn or switch ends; `None` if nothing can run.
@@ -269,6 +290,7 @@ impl VirtualGpu {
             }
             let begin = now + if gives_up { self.switch.at_rest } else { self.switch.at_work };
             let end = begin + self.queues[next].controls.slice.unwrap_or(own);
+            self.handovers.push(Handover { from: self.turn.of, left: now, to: next, taken: begin });
             self.turn = Turn { of: next, begin, end, rests: None };
         }
     }

@@ -125,6 +125,39 @@ fn fixed_shares_are_held_whatever_the_number_of_processes_and_channels() {
     }
 }
 
+/// A container whose programs have RM at work whenever they are to be stopped pays for that in its next windows.
+#[test]
+fn who_delays_its_stop_has_less_afterwards_and_the_others_lose_little() {
+    for delays in [MILLISECOND, 3 * MILLISECOND, 7 * MILLISECOND] {
+        for (one, two) in [(30, 70), (70, 30), (30, 30)] {
+            let mut tenants = fixed(&[(one, STEADY), (two, STEADY)]);
+            tenants[0].delays = delays;
+            for outcome in run(&tenants) {
+                println!("{one} delays by {} ms: {}", delays / MILLISECOND, line(&outcome));
+                assert!(f64::from(two) - outcome.shares[1].mean <= 1.0, "{}", line(&outcome));
+                assert!(outcome.shares[0].mean - f64::from(one) <= 1.0, "{}", line(&outcome));
+            }
+        }
+    }
+}
+
+/// The card's own record tells what each container used that works all the time, while others work.
+#[test]
+fn gpu_time_by_the_record_is_that_of_the_schedule() {
+    let windows = fixed(&[(25, STEADY), (25, Work::kernels(200 * MILLISECOND)), (50, STEADY)]);
+    let slices = vec![burst(30, STEADY).processes(2), burst(70, Work::kernels(20 * MICROSECOND))];
+    let both = [fixed(&[(40, STEADY)]), vec![burst(30, STEADY)]].concat();
+    for tenants in [windows, slices, both] {
+        for outcome in run(&tenants) {
+            for (busy, recorded) in outcome.busy.iter().zip(&outcome.recorded) {
+                let used = busy.iter().sum::<u64>();
+                println!("used {used}, by the record {recorded}");
+                assert!(recorded.abs_diff(used) * 100 <= used, "{used} {recorded}");
+            }
+        }
+    }
+}
+
 /// What many channels cost is their own container's.
 #[test]
 fn five_hundred_channels_cost_the_others_little() {
@@ -204,15 +237,23 @@ fn a_container_of_which_one_process_works_has_its_share() {
     assert!(blind.shares[0].mean < 20.0, "{}", line(&blind));
 }
 
-/// A program that waits after each kernel has its share while the card keeps an idle group until it is back.
+/// A program that waits after each kernel has its share while the card keeps an idle group until it is back. Where the
+/// card does not, the others' slices become shorter, which costs switches.
 #[test]
-fn programs_that_wait_have_their_share_where_the_card_waits_for_them() {
-    for (one, two) in [(true, false), (false, true), (true, true)] {
+fn programs_that_wait_have_their_share_whether_the_card_waits_for_them_or_not() {
+    for (one, two, least) in
+        [(true, false, [28.0, 62.0]), (false, true, [28.0, 55.0]), (true, true, [24.0, 59.0])]
+    {
         let work = |waits| if waits { Work::waits(MILLISECOND, 0) } else { Work::kernels(MILLISECOND) };
         for seed in SEEDS {
             let case = Case::new(vec![burst(30, work(one)), burst(70, work(two))], seed);
+            let none = Case { holds: 0, ..case.clone() }.run();
+            println!("{one} {two}, held 0: {}", line(&none));
+            for (share, least) in none.shares.iter().zip(least) {
+                assert!(share.mean >= least, "{}", line(&none));
+            }
             let outcome = Case { holds: 80 * MICROSECOND, ..case }.run();
-            println!("{}", line(&outcome));
+            println!("{one} {two}, held 80: {}", line(&outcome));
             assert!(30.0 - outcome.shares[0].mean <= 2.0, "{}", line(&outcome));
             assert!(70.0 - outcome.shares[1].mean <= 2.0, "{}", line(&outcome));
         }

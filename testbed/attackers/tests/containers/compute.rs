@@ -15,7 +15,7 @@ use crate::ready;
 const ALONE: f64 = 1111.0;
 
 /// A container with a part of compute, which does fixed work for so many seconds.
-fn worker(cores: &str, policy: &str, seconds: u16) -> Bundle {
+pub fn worker(cores: &str, policy: &str, seconds: u16) -> Bundle {
     let work = format!("/bin/gpushare-tests-client work --seconds {seconds}");
     let bundle = Bundle::with_client().args(&["/bin/sh", "-c", &work]);
     let bundle = bundle.env("GPUSHARE_MEMORY", "8GiB").env("GPUSHARE_CORES", cores);

@@ -6,6 +6,7 @@
 mod compute;
 mod engines;
 mod node;
+mod survival;
 
 use std::fs;
 

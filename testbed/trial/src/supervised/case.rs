@@ -22,6 +22,8 @@ pub struct Tenant {
     pub idle: usize,
     /// Channels of each process.
     pub channels: usize,
+    /// For how many nanoseconds one of them has RM at work, each time that its container is to be stopped.
+    pub delays: u64,
     /// When its processes start, in nanoseconds.
     pub starts: u64,
     /// After so many nanoseconds they are gone, and after so many more there are others; `None`: they stay.
@@ -32,7 +34,7 @@ impl Tenant {
     /// A container with one process.
     #[must_use]
     pub const fn new(policy: Policy, work: Work) -> Self {
-        Self { policy, work, processes: 1, idle: 0, channels: 8, starts: 0, beat: None }
+        Self { policy, work, processes: 1, idle: 0, channels: 8, delays: 0, starts: 0, beat: None }
     }
 
     /// Whether its processes are there at `now`.
@@ -122,6 +124,8 @@ pub struct Outcome {
     pub shares: Vec<Share>,
     /// Per cent of the time for which calls to RM kept it busy.
     pub calls: f64,
+    /// For how many nanoseconds each container had the card by its own record of hand-overs.
+    pub recorded: Vec<u64>,
     /// For how many nanoseconds each container kept the card busy in each millisecond.
     pub busy: Vec<Vec<u64>>,
 }

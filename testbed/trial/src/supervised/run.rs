@@ -1,6 +1,8 @@
 //! One run: handles all events in the order of their time.
 
-use gpushare_schedule::{Policy, Recorded, is_over};
+use gpushare_residency::event::{Event, Holder, Kind};
+use gpushare_residency::time::Engine;
+use gpushare_schedule::{Policy, Recorded, is_over, stay};
 use gpushare_simulator::virtual_gpu::{BIN, Discipline, Switch, VirtualGpu};
 
 use super::case::{Case, Outcome, SETTLES, Tenant};
@@ -56,7 +58,8 @@ impl<'c> Run<'c> {
             contexts.push((first..count).collect::<Vec<usize>>());
             if is_held {
                 let chance = chance(500 + u64::try_from(number).unwrap_or(0));
-                supervisors.push(Supervisor::new(number, tenant.channels, chance, case.lateness));
+                let calls = (tenant.channels, tenant.delays);
+                supervisors.push(Supervisor::new(number, calls, chance, case.lateness));
             }
         }
         let switch = Switch { at_work: AT_WORK, at_rest: AT_REST, holds: case.holds };
@@ -122,6 +125,9 @@ impl<'c> Run<'c> {
         let until = now.saturating_sub(RECORD_DELAY);
         let recent = bin(until.saturating_sub(RECENT))..bin(until);
         let last = bin(until.saturating_sub(SECOND))..bin(until);
+        let handovers = self.gpu.handovers();
+        let counted = |moment: u64| handovers.partition_point(|one| one.taken <= moment);
+        let taken = &handovers[counted(until.saturating_sub(SECOND))..counted(until)];
         for ((line, contexts), policy) in self.board.iter_mut().zip(&self.contexts).zip(&self.policies) {
             let busy = |process: &usize| {
                 let bins = self.gpu.bins(*process);
@@ -129,6 +135,14 @@ impl<'c> Run<'c> {
                 bins.get(last.start.min(end)..end).map_or(0, |bins| bins.iter().sum::<u64>())
             };
             let used = contexts.iter().map(busy).sum::<u64>() / MICROSECOND;
+            let taken = taken.iter().filter(|one| contexts.contains(&one.to)).count();
+            let stay = match policy {
+                Policy::Burst { share, .. } => {
+                    let before = line.recorded.map_or(0, |recorded| recorded.stay);
+                    stay(before, used, u32::try_from(taken).unwrap_or(u32::MAX), *share)
+                }
+                _ => 0,
+            };
             let was_over = line.recorded.is_some_and(|recorded| recorded.is_over);
             let is_over = matches!(policy, Policy::Latency { share } if is_over(was_over, used, *share));
             let worked = |process: &&usize| {
@@ -137,7 +151,7 @@ impl<'c> Run<'c> {
                 bins.get(recent.start.min(end)..end).is_some_and(|bins| bins.iter().any(|busy| *busy > 0))
             };
             let working = u32::try_from(contexts.iter().filter(worked).count()).unwrap_or(u32::MAX);
-            line.recorded = Some(Recorded { working, is_over });
+            line.recorded = Some(Recorded { working, is_over, stay });
         }
     }
 
@@ -165,7 +179,32 @@ impl<'c> Run<'c> {
             Share::new(&busy[number], counted, solo, Latencies::new(took.collect(), counted.1 - counted.0))
         });
         let calls = float(self.manager.busy) * 100.0 / float(self.end());
-        Outcome { shares: shares.collect(), calls, busy }
+        Outcome { shares: shares.collect(), calls, recorded: self.recorded(), busy }
+    }
+
+    /// For how long each container had the card by the record that it keeps.
+    fn recorded(&self) -> Vec<u64> {
+        let mut engine = Engine::since(0);
+        let holder = |process: usize| Holder { pid: u32::try_from(process).unwrap_or(0), context: 0 };
+        let mut held = vec![0; self.contexts.len()];
+        let mut settle = |engine: &mut Engine, until: u64| {
+            for (Holder { pid, .. }, time) in engine.settle(until).by {
+                let of = |contexts: &Vec<usize>| contexts.iter().any(|process| holder(*process).pid == pid);
+                self.contexts.iter().position(of).into_iter().for_each(|tenant| held[tenant] += time);
+            }
+        };
+        let mut sequence = 0;
+        for one in self.gpu.handovers() {
+            for (kind, at) in
+                [(Kind::End(holder(one.from)), one.left), (Kind::Start(holder(one.to)), one.taken)]
+            {
+                sequence = u16::wrapping_add(sequence, 1);
+                engine.note(Event { kind, at, sequence });
+            }
+            settle(&mut engine, one.taken);
+        }
+        settle(&mut engine, self.end());
+        held
     }
 
     /// For how much of a second a container keeps the card busy when it is alone.

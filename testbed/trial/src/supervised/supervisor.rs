@@ -48,6 +48,11 @@ impl Manager {
         self.free = begin + length;
         (begin, self.free)
     }
+
+    /// A program's own call keeps it busy for so many nanoseconds from `now` on.
+    fn hold(&mut self, now: u64, length: u64) {
+        self.free = now.max(self.free) + length;
+    }
 }
 
 /// What a supervisor says on the board.
@@ -56,6 +61,9 @@ pub(super) struct Line {
     pub(super) working: u32,
     /// How many of its groups had the card of late, by its record.
     pub(super) recorded: Option<Recorded>,
+    /// What it pays for an overrun, and what it uses of slices that it gives away, in microseconds.
+    pays: u32,
+    stint: u32,
 }
 
 /// A call to be made, one of several where channels are many.
@@ -88,6 +96,7 @@ struct Job {
 pub(super) struct Supervisor {
     tenant: usize,
     channels: usize,
+    delays: u64,
     controller: Controller,
     chance: Chance,
     lateness: Lateness,
@@ -101,10 +110,16 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    pub(super) fn new(tenant: usize, channels: usize, chance: Chance, lateness: Lateness) -> Self {
+    pub(super) fn new(
+        tenant: usize,
+        (channels, delays): (usize, u64),
+        chance: Chance,
+        lateness: Lateness,
+    ) -> Self {
         Self {
             tenant,
             channels,
+            delays,
             controller: Controller::default(),
             chance,
             lateness,
@@ -139,7 +154,9 @@ impl Supervisor {
         now: u64,
     ) {
         self.take_effect(gpu, now);
-        if self.works(manager, there, now) || now < self.wakes {
+        let is_at_work = self.works(manager, there, now);
+        board[self.tenant].pays = self.controller.pays();
+        if is_at_work || now < self.wakes {
             return;
         }
         let groups = u32::try_from(there.len()).unwrap_or(u32::MAX);
@@ -156,13 +173,21 @@ impl Supervisor {
                 is_present: true,
                 working: working(line.working, line.recorded),
                 rests: line.recorded.is_some_and(|recorded| recorded.working == 0),
+                pays: line.pays,
+                stay: line.recorded.map_or(0, |recorded| recorded.stay),
+                stint: line.stint,
             })
             .collect();
         let card = Card { frame, tenants: &tenants };
         let lease = i64::try_from(self.tenant).unwrap_or(0);
         let orders = self.controller.step(&card, lease, now / MICROSECOND, (groups, self.calls(there)));
+        (board[self.tenant].pays, board[self.tenant].stint) =
+            (self.controller.pays(), self.controller.stint());
         self.wakes = (orders.until * MICROSECOND).max(now) + self.lateness();
         self.obey(&orders, there, now);
+        if self.job.as_ref().is_some_and(|job| job.then == Running::Stopped) {
+            manager.hold(now, self.delays);
+        }
         let _ = self.works(manager, there, now);
     }
 
