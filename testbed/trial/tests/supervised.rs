@@ -9,6 +9,8 @@ use gpushare_schedule::Policy;
 use gpushare_schedule::frame::{Frame, Place};
 
 const SEEDS: RangeInclusive<u64> = 1..=3;
+/// For how long the card keeps a program on that has no work.
+const HOLDS: [u64; 2] = [0, 80 * MICROSECOND];
 const STEADY: Work = Work::kernels(900 * MICROSECOND);
 
 /// Windows of these per cents, one behind the other.
@@ -30,7 +32,8 @@ fn burst(share: u32, work: Work) -> Tenant {
 }
 
 fn run(tenants: &[Tenant]) -> Vec<Outcome> {
-    SEEDS.map(|seed| Case::new(tenants.to_vec(), seed).run()).collect()
+    let cases = SEEDS.flat_map(|seed| HOLDS.map(|holds| Case { holds, ..Case::new(tenants.to_vec(), seed) }));
+    cases.map(|case| case.run()).collect()
 }
 
 /// What each container got with each seed, as a line of text.
@@ -48,10 +51,14 @@ fn holds_fixed(what: &str, shares: &[u32], tenants: &[Tenant]) {
     for outcome in run(tenants) {
         println!("{what}: {}", line(&outcome));
         let promised: u32 = shares.iter().sum();
-        for (percent, share) in shares.iter().map(|percent| f64::from(*percent)).zip(&outcome.shares) {
-            assert!((share.mean - percent).abs() <= 1.0, "{what}: {}", line(&outcome));
+        for ((percent, tenant), share) in shares.iter().zip(tenants).zip(&outcome.shares) {
+            let percent = f64::from(*percent);
+            // Training rests between its steps, and loses nothing where that is outside of its window.
+            let rests = if tenant.work == Work::training() { 1.5 } else { 1.0 };
             let (least, most) = share.seconds;
-            assert!(percent - least <= 3.0 && most - percent <= 3.0, "{what}: {}", line(&outcome));
+            assert!(percent - share.mean <= 1.0 && percent - least <= 3.0, "{what}: {}", line(&outcome));
+            assert!(share.mean - percent <= rests, "{what}: {}", line(&outcome));
+            assert!(most - percent <= 3.0 * rests, "{what}: {}", line(&outcome));
         }
         assert!(outcome.sum() >= f64::from(promised) * 0.97, "{what}: {}", line(&outcome));
     }
@@ -76,6 +83,36 @@ fn without_supervisors_the_card_shares_as_a_real_one_did() {
         for share in Case::new(tenants, 1).run_free().shares {
             assert!((share.mean - measured).abs() <= 2.0, "{programs}: {:.1}", share.mean);
         }
+    }
+}
+
+/// What an H200 was seen to give by slices that were set by hand, in per cent of what each program does alone.
+///
+/// These rows are not in it, since no setting of the virtual card gives them together with the others: training at 6
+/// and 14 ms, and the inference and the product at 0.6 and 1.4 ms. A card that keeps a program on between its launches,
+/// for 20 us and more, would have answered the inference within 3.9 ms at 3 and 7.
+#[test]
+fn the_card_shares_by_slices_as_a_real_one_did() {
+    let training = Work::training();
+    for (slices, work, measured) in [
+        (&[3_000, 7_000][..], STEADY, &[28.8, 67.6][..]),
+        (&[3_000, 7_000], training, &[30.7, 70.5]),
+        (&[2_000, 3_000, 5_000], training, &[20.0, 29.6, 48.6]),
+    ] {
+        let tenants = vec![Tenant::new(Policy::Unlimited, work); slices.len()];
+        let outcome = Case::new(tenants, 1).run_sliced(slices);
+        println!("{slices:?}: {}", line(&outcome));
+        for (share, measured) in outcome.shares.iter().zip(measured) {
+            assert!((share.mean - measured).abs() <= 2.0, "{slices:?}: {}", line(&outcome));
+        }
+    }
+    for (slices, p50, p99) in [([3_000, 7_000], 7.7, 10.7), ([1_000, 2_330], 5.8, 7.0)] {
+        let works = [Work::inference(Between::Period(9 * MILLISECOND)), Work::kernels(12 * MILLISECOND)];
+        let tenants = works.map(|work| Tenant::new(Policy::Unlimited, work)).to_vec();
+        let latencies = Case::new(tenants, 1).run_sliced(&slices).shares[0].latencies;
+        println!("{slices:?}: {latencies:.1?}");
+        assert!((latencies.p99 - p99).abs() <= 2.0, "{slices:?}: {latencies:?}");
+        assert!((latencies.p50 - p50).abs() <= 2.0, "{slices:?}: {latencies:?}");
     }
 }
 
@@ -263,9 +300,7 @@ fn programs_that_wait_have_their_share_whether_the_card_waits_for_them_or_not() 
 #[test]
 fn an_inference_beside_any_number_of_busy_processes_answers_soon() {
     for processes in [1, 2, 4, 8, 16] {
-        for seed in SEEDS {
-            let tenants = vec![burst(30, Work::closed_loop()), burst(70, STEADY).processes(processes)];
-            let outcome = Case::new(tenants, seed).run();
+        for outcome in run(&[burst(30, Work::closed_loop()), burst(70, STEADY).processes(processes)]) {
             let latencies = outcome.shares[0].latencies;
             println!("beside {processes}: {latencies:.1?}");
             assert!(latencies.p50 <= 10.0 && latencies.p99 <= 14.0, "{processes}: {latencies:?}");

@@ -33,6 +33,8 @@ pub enum Between {
     /// By chance, so many nanoseconds after the begin of the last one in the mean. Requests that come earlier
     /// wait.
     Arrivals(u64),
+    /// So many nanoseconds after the begin of the last one.
+    Period(u64),
 }
 
 impl Work {
@@ -139,6 +141,7 @@ impl Program {
             let next = match self.work.between {
                 Between::Pause(pause) => now + pause,
                 Between::Arrivals(mean) => self.came + self.chance.exponential(mean),
+                Between::Period(period) => now.max(self.came + period),
             };
             self.came = next;
             self.state = State::Until(next.max(now));

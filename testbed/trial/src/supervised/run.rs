@@ -3,12 +3,12 @@
 use gpushare_residency::event::{Event, Holder, Kind};
 use gpushare_residency::time::Engine;
 use gpushare_schedule::{Policy, Recorded, is_over, stay};
-use gpushare_simulator::virtual_gpu::{BIN, Discipline, Switch, VirtualGpu};
+use gpushare_simulator::virtual_gpu::{BIN, Controls, Discipline, Switch, VirtualGpu};
 
 use super::case::{Case, Outcome, SETTLES, Tenant};
 use super::figures::{Latencies, Share, float};
 use super::program::Program;
-use super::supervisor::{Line, Manager, Supervisor};
+use super::supervisor::{Line, Manager, RUNS_FOR, Supervisor};
 use crate::chance::Chance;
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 
@@ -29,6 +29,17 @@ pub(super) fn run(case: &Case, is_held: bool) -> Outcome {
     let mut run = Run::new(case, is_held);
     run.drive();
     run.outcome(is_held)
+}
+
+/// Makes the run without supervisors, with these slices.
+pub(super) fn run_sliced(case: &Case, slices: &[u64]) -> Outcome {
+    let mut run = Run::new(case, false);
+    for (slice, contexts) in slices.iter().zip(&run.contexts) {
+        let controls = Controls { slice: Some(slice * MICROSECOND * RUNS_FOR / 100), is_stopped: false };
+        contexts.iter().for_each(|process| run.gpu.control(*process, controls));
+    }
+    run.drive();
+    run.outcome(true)
 }
 
 struct Run<'c> {

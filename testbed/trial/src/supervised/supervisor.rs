@@ -20,7 +20,7 @@ const STARTS_AFTER: u64 = 90;
 /// A call names so many channels at most.
 const MOST_CHANNELS: usize = 64;
 /// A slice of 100 that is asked for runs for so much.
-const RUNS_FOR: u64 = 102;
+pub(super) const RUNS_FOR: u64 = 102;
 
 /// How late supervisors wake up.
 #[derive(Clone, Copy, Debug, PartialEq)]
