@@ -43,7 +43,7 @@ fn line(outcome: &Outcome) -> String {
         format!("{:.1} ({least:.1} to {most:.1})", share.mean)
     };
     let shares: Vec<String> = outcome.shares.iter().map(share).collect();
-    format!("{}, sum {:.1}, calls {:.1} %", shares.join(", "), outcome.sum(), outcome.calls)
+    format!("{}, sum {:.1}, calls {:.1} %", shares.join(", "), outcome.sum(), outcome.load())
 }
 
 /// Checks that each container has its per cent in the mean and in every second, and that little is lost.
@@ -193,6 +193,21 @@ fn gpu_time_by_the_record_is_that_of_the_schedule() {
             }
         }
     }
+}
+
+/// RM does one call after the other, so that a program's allocation waits for those of windows.
+#[test]
+fn allocations_beside_five_windows_wait_a_millisecond_at_most() {
+    for outcome in run(&fixed(&[(20, STEADY); 5])) {
+        println!(
+            "RM is busy for {:.1} % of the time; 99 of 100 wait {} us",
+            outcome.load(),
+            outcome.wait() / MICROSECOND
+        );
+        assert!(outcome.load() <= 10.0 && outcome.wait() <= MILLISECOND);
+    }
+    let outcome = &run(&[burst(30, STEADY), burst(70, STEADY)])[0];
+    assert!(outcome.load() <= 0.1, "{}", line(outcome));
 }
 
 /// What many channels cost is their own container's.

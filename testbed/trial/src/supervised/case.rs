@@ -3,7 +3,7 @@
 use gpushare_schedule::Policy;
 use gpushare_schedule::frame::Frame;
 
-use super::figures::Share;
+use super::figures::{Share, float};
 use super::program::Work;
 use super::run;
 use super::supervisor::Lateness;
@@ -121,8 +121,10 @@ impl Case {
 pub struct Outcome {
     /// What each container got.
     pub shares: Vec<Share>,
-    /// Per cent of the time for which calls to RM kept it busy.
-    pub calls: f64,
+    /// When each call to RM began and ended, in nanoseconds.
+    pub calls: Vec<(u64, u64)>,
+    /// Length of the run in nanoseconds.
+    pub length: u64,
     /// For how many nanoseconds each container had the card by its own record of hand-overs.
     pub recorded: Vec<u64>,
     /// For how many nanoseconds each container kept the card busy in each millisecond.
@@ -134,6 +136,28 @@ impl Outcome {
     #[must_use]
     pub fn sum(&self) -> f64 {
         self.shares.iter().map(|share| share.mean).sum()
+    }
+
+    /// Per cent of the time for which calls kept RM busy.
+    #[must_use]
+    pub fn load(&self) -> f64 {
+        float(self.calls.iter().map(|(begin, end)| end - begin).sum()) * 100.0 / float(self.length)
+    }
+
+    /// For how many nanoseconds of 100 calls of others 99 wait for RM at most, which come at any time.
+    #[must_use]
+    pub fn wait(&self) -> u64 {
+        const STEP: usize = 10_000;
+        let mut calls = self.calls.iter().peekable();
+        let (mut free, mut waits) = (0, Vec::new());
+        for now in (0..self.length).step_by(STEP) {
+            while let Some((_, end)) = calls.next_if(|(begin, _)| *begin <= now.max(free)) {
+                free = *end;
+            }
+            waits.push(u64::saturating_sub(free, now));
+        }
+        waits.sort_unstable();
+        waits[waits.len() * 99 / 100]
     }
 }
 

@@ -6,7 +6,7 @@ use gpushare_schedule::{Policy, Recorded, is_over, stay};
 use gpushare_simulator::virtual_gpu::{BIN, Controls, Discipline, Switch, VirtualGpu};
 
 use super::case::{Case, Outcome, SETTLES, Tenant};
-use super::figures::{Latencies, Share, float};
+use super::figures::{Latencies, Share};
 use super::program::Program;
 use super::supervisor::{Line, Manager, RUNS_FOR, Supervisor};
 use crate::chance::Chance;
@@ -189,8 +189,8 @@ impl<'c> Run<'c> {
             let took = all.filter(|(done, _)| (counted.0..counted.1).contains(done)).map(|(_, took)| *took);
             Share::new(&busy[number], counted, solo, Latencies::new(took.collect(), counted.1 - counted.0))
         });
-        let calls = float(self.manager.busy) * 100.0 / float(self.end());
-        Outcome { shares: shares.collect(), calls, recorded: self.recorded(), busy }
+        let calls = self.manager.calls.clone();
+        Outcome { shares: shares.collect(), calls, recorded: self.recorded(), busy, length: self.end() }
     }
 
     /// For how long each container had the card by the record that it keeps.

@@ -35,8 +35,8 @@ pub struct Lateness {
 #[derive(Debug, Default)]
 pub(super) struct Manager {
     free: u64,
-    /// Nanoseconds for which it was busy.
-    pub(super) busy: u64,
+    /// When each call began and ended.
+    pub(super) calls: Vec<(u64, u64)>,
 }
 
 impl Manager {
@@ -44,8 +44,8 @@ impl Manager {
     fn call(&mut self, now: u64, (median, spread): (u64, f64), chance: &mut Chance) -> (u64, u64) {
         let begin = now.max(self.free);
         let length = chance.log_normal(median, spread);
-        self.busy += length;
         self.free = begin + length;
+        self.calls.push((begin, self.free));
         (begin, self.free)
     }
 
