@@ -118,6 +118,35 @@ fn a_container_stands_still_while_it_is_paused() {
 
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
+fn an_update_counts_from_the_next_frames_on() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime_that_holds_compute(LowLevel::Runc);
+    let bundle = worker("30", "fixed", 120);
+    let container = runtime.run(&bundle);
+    node.eventually("it works", || ran(&node) > 0);
+    for (words, share) in
+        [(["--cores", "60"], 60), (["--cores", "20"], 20), (["--compute-policy", "burst"], 100)]
+    {
+        let change = [&["update"][..], &words, &[container.id()]].concat();
+        cli(runtime.config(), &change).expect_success("update");
+        let begun = Instant::now();
+        // What it has in each fifth of a second from there on.
+        let mut parts = Vec::new();
+        node.eventually("it has its new share", || {
+            let (before, from) = (ran(&node), Instant::now());
+            std::thread::sleep(Duration::from_millis(200));
+            parts.push(u128::from(ran(&node) - before) * 100 / from.elapsed().as_micros());
+            parts.last().is_some_and(|part| part.abs_diff(share) <= 4)
+        });
+        println!("{words:?}: {parts:?} within {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
 fn it_is_said_who_holds_compute() {
     if !ready() {
         return;
