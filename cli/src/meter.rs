@@ -11,6 +11,7 @@ mod elastic;
 mod fallback;
 mod kept;
 mod kernel_log;
+mod listed;
 mod listen;
 mod mend;
 mod metered;
@@ -88,7 +89,7 @@ pub fn meter(telling: Telling) -> Result<()> {
         match open_now(&library) {
             Ok(_held) => {
                 let nvml = inventory::nvml(&library)?;
-                session::run(&nvml, &node, state.path(), &store, &config, &used)?;
+                session::run(Some(&nvml), &node, state.path(), &store, &config, &used)?;
                 // The driver may be another one than before.
                 let before = kept.replace(Kept::of(&node, &config, state.path()));
                 hold(&mut kept, &config, state.path());
@@ -100,7 +101,8 @@ pub fn meter(telling: Telling) -> Result<()> {
                 if !std::mem::replace(&mut is_told, true) {
                     tracing::warn!(%library, "somebody has a lease (F_SETLEASE) on it: nothing is measured until it is over");
                 }
-                sleep(LEASED);
+                // It ends by itself, and meanwhile whoever has it is named.
+                session::run(None, &node, state.path(), &store, &config, &used)?;
             }
             Err(error) => {
                 return Err(error).with_context(|| format!("cannot open {}", library.display()));

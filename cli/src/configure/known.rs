@@ -155,12 +155,21 @@ fn value_of<'a>(flags: &'a [String], names: &[&str]) -> Option<&'a str> {
     value.or_else(|| flags.next().map(String::as_str))
 }
 
-/// Processes of root outside of containers, with names of root's own choice: anybody can give another one to
-/// his own program, and to one that becomes root whoever starts it.
+/// Engines and what runs pods by them, as far as they are root's and outside of containers, with names of root's own
+/// choice: anybody can give another one to his own program, and to one that becomes root whoever starts it.
 fn host_processes() -> impl Iterator<Item = Process> {
     let here = Process::myself().ok().and_then(|process| place(&process));
-    let all = procfs::process::all_processes().into_iter().flatten().flatten();
-    all.filter(move |process| is_of_root(process) && here.is_some() && place(process) == here)
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    // There may be thousands of others.
+    let named = pids.filter(|pid| {
+        let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let mut wanted = ENGINES.iter().map(|engine| engine.program()).chain(KUBELETS);
+        wanted.any(|program| name.trim_ascii_end() == program.as_bytes())
+    });
+    named
+        .filter_map(|pid| Process::new(pid).ok())
+        .filter(move |process| is_of_root(process) && here.is_some() && place(process) == here)
 }
 
 fn is_of_root(process: &Process) -> bool {

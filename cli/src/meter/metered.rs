@@ -13,6 +13,7 @@ use gpushare_supervisor::board::Recorder;
 
 use super::account::Account;
 use super::driver::Gpu;
+use super::listed::Listed;
 use super::owner::Owners;
 use super::record::{Recent, Record};
 use crate::clock::Clock;
@@ -48,6 +49,8 @@ pub struct Metered<'a> {
     board: Option<Recorder>,
     /// When samples were last asked for.
     sampled: Option<Instant>,
+    /// The processes that the driver lists for it.
+    pub listed: Listed,
 }
 
 impl<'a> Metered<'a> {
@@ -65,6 +68,7 @@ impl<'a> Metered<'a> {
             said: BTreeMap::new(),
             board: None,
             sampled: None,
+            listed: Listed::default(),
         }
     }
 
@@ -106,14 +110,15 @@ impl<'a> Metered<'a> {
         self.is_by_record = used.is_some();
         if let Some(used) = used {
             self.answered = Some(Instant::now());
-            self.account.count_record(used, clock, |pid| owners.of(pid, leases));
+            self.account.count_record(used, clock, |pid| self.listed.owner(pid, owners, leases));
         } else if is_due {
             self.sampled = Some(Instant::now());
             if let Some(mut samples) = self.gpu.samples(self.account.ask_from(clock)) {
                 let before = self.account.counted_until();
                 self.answered = self.sampled;
-                samples.retain(|one| owners.was_there(one.pid, one.stamp, leases));
-                self.account.count(samples, |pid| owners.of(pid, leases));
+                let listed = &mut self.listed;
+                samples.retain(|one| !listed.is_its(one.pid) || owners.was_there(one.pid, one.stamp, leases));
+                self.account.count(samples, |pid| listed.owner(pid, owners, leases));
                 return self.account.counted_until() != before;
             }
         }

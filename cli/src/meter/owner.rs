@@ -115,6 +115,9 @@ impl Owners {
 }
 
 #[cfg(test)]
+pub use tests::lease as lease_of_this_process;
+
+#[cfg(test)]
 mod tests {
     use std::path::PathBuf;
     use std::process::{Command, id};
@@ -146,7 +149,7 @@ mod tests {
     }
 
     /// A lease of all processes in the cgroup of this one.
-    fn lease() -> Lease {
+    pub fn lease() -> Lease {
         let pid = i32::try_from(id()).unwrap();
         Lease {
             id: 7,

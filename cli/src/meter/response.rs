@@ -82,9 +82,10 @@ impl<'a> Response<'a> {
 
 /// Whether a violation is a reason to end a container. Strangers are not, and neither is what cannot be read
 /// for a moment, since the container's own end may look the same, nor a call that was changed, about which
-/// its supervisor has done what is to be done. All of them are only reported.
+/// its supervisor has done what is to be done, nor GPU time, which libraries may fail to hold without any fault of the
+/// container's. All of them are only reported.
 fn counts(found: &Violation) -> bool {
-    ![Kind::Unreadable, Kind::Unsearched, Kind::Stranger, Kind::Race]
+    ![Kind::Unreadable, Kind::Unsearched, Kind::Stranger, Kind::Race, Kind::Compute]
         .iter()
         .any(|kind| kind.name() == found.kind)
 }
@@ -110,4 +111,24 @@ fn thaw(holder: &Holder) -> io::Result<()> {
 fn version_1(cgroup: &Path) -> Option<PathBuf> {
     let below = cgroup.strip_prefix("/sys/fs/cgroup/devices").ok()?;
     Some(Path::new("/sys/fs/cgroup/freezer").join(below))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_proof_against_a_container_ends_none() {
+        let found = |kind: Kind| Violation {
+            lease: Some(7),
+            container: "web".to_owned(),
+            pid: None,
+            kind: kind.name().to_owned(),
+            text: String::new(),
+            born: None,
+        };
+        let proofs: Vec<&str> =
+            Kind::ALL.into_iter().filter(|kind| counts(&found(*kind))).map(Kind::name).collect();
+        assert_eq!(proofs, ["limits", "files", "unlimited", "file-lease", "memory"]);
+    }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Result;
 use gpushare_config::{Config, Meter};
 use gpushare_inject::{Measuring, MemoryUse, Passed, Region, Supervision, one_line, supervision};
-use gpushare_inventory::{DeviceMemory, GpuUuid, Node};
+use gpushare_inventory::{DeviceMemory, GpuUuid, Node, open_now};
 use gpushare_quota::{Enforcement, Lease, Store, cgroup_of, living_thread};
 use gpushare_region::Measurement;
 use nvml_wrapper::Nvml;
@@ -43,7 +43,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Every how many looks the kernel is asked about processes. One costs ten times as much as the books of its
 /// container.
 const WATCHED: u64 = 2;
-/// The most processes of nobody's that are looked at: more than are shown.
+/// The most processes of nobody's that are named: more than are shown.
 const MOST_STRANGERS: usize = 256;
 /// A line is written at least this often, since libraries take one that is a second old for that of a dead
 /// meter.
@@ -51,9 +51,10 @@ const REFRESH: Duration = Duration::from_millis(250);
 /// A GPU whose driver has told samples within this time tells them.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Measures until no container holds a share.
+/// Measures until no container holds a share. Without NVML, because somebody has a lease on its library, it searches
+/// alone, until the library can be had.
 pub fn run(
-    nvml: &Nvml,
+    nvml: Option<&Nvml>,
     node: &Node,
     state: &Path,
     store: &Store,
@@ -92,14 +93,22 @@ pub fn run(
         }
         if look {
             session.look();
+            if nvml.is_none() && !is_leased(&node.driver.libnvidia_ml()?) {
+                return Ok(());
+            }
         }
         session.measure();
         sleep(if session.gpus.values().any(Metered::has_record) { FAST } else { SLOW });
     }
 }
 
+/// Whether whoever opens this file has to wait.
+fn is_leased(library: &Path) -> bool {
+    open_now(library).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 struct Session<'a> {
-    nvml: &'a Nvml,
+    nvml: Option<&'a Nvml>,
     node: &'a Node,
     state: &'a Path,
     store: &'a Store,
@@ -170,7 +179,8 @@ impl<'a> Session<'a> {
                 .filter(|(_, _, other)| other.gpu == grant.gpu)
                 .map(|(lease, line, _)| of(lease, line))
                 .collect();
-            match self.nvml.device_by_uuid(grant.gpu.to_string()) {
+            let Some(nvml) = self.nvml else { break };
+            match nvml.device_by_uuid(grant.gpu.to_string()) {
                 Ok(device) => {
                     let gpu = Gpu::new(device, grant.gpu);
                     let account = Account::new(&before, gpu.period(), clock);
@@ -223,9 +233,11 @@ impl<'a> Session<'a> {
         for metered in gpus.values_mut() {
             let before = is_due.then(|| fallback.books_before(metered, kept, leases));
             let processes = metered.gpu.processes();
-            processes.iter().flatten().for_each(|(pid, _)| owners.note(*pid, leases));
+            let pids = processes.iter().flatten().map(|(pid, _)| *pid).collect();
+            metered.listed.note(&pids, owners, leases);
             if let Some(before) = before {
-                let held = processes.map(|all| held_by_lease(&all, |pid| owners.of(pid, leases)));
+                let held =
+                    processes.map(|all| held_by_lease(&all, |pid| metered.listed.owner(pid, owners, leases)));
                 fallback.weigh(metered.gpu.uuid(), before, held.as_ref(), (kept, leases, limits));
             }
         }
@@ -347,11 +359,16 @@ impl<'a> Session<'a> {
             let Some(memory) = metered.gpu.memory() else { continue };
             let mut held: HashMap<i64, Held> = HashMap::new();
             for (pid, bytes) in memory {
-                let Some(lease) = self.owners.of(pid, &self.leases) else {
-                    strangers.insert(pid, bytes);
+                let is_its = metered.listed.is_its(pid);
+                let Some(lease) = metered.listed.owner(pid, &mut self.owners, &self.leases) else {
+                    if is_its {
+                        strangers.insert(pid, bytes);
+                    }
                     continue;
                 };
-                on_gpu.entry(lease).or_default().insert(pid);
+                if is_its {
+                    on_gpu.entry(lease).or_default().insert(pid);
+                }
                 let held = held.entry(lease).or_default();
                 held.bytes = held.bytes.saturating_add(bytes);
                 held.processes += 1;
@@ -387,7 +404,7 @@ impl<'a> Session<'a> {
             let kind = Kind::Stranger.name().to_owned();
             Some(Violation { lease: None, container, pid: Some(pid), kind, text, born: None })
         };
-        all.into_iter().take(MOST_STRANGERS).filter_map(stranger).collect()
+        all.into_iter().filter_map(stranger).take(MOST_STRANGERS).collect()
     }
 
     /// Logs what is new, does what the settings say, and writes it down for the commands, all within bounds for

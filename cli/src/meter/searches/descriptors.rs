@@ -30,9 +30,12 @@ pub(super) fn leases(pid: u32, watched: &HashMap<FileIdentity, PathBuf>, budget:
             continue;
         };
         let told = Path::new(&format!("/proc/{pid}/fdinfo")).join(entry.file_name());
-        if read(&told).is_some_and(|text| has_lease(&text, file.inode)) {
+        let Some(text) = read(&told) else { continue };
+        if has_lease(&text, file.inode) {
             found
                 .push(format!("it has a lease (F_SETLEASE) on {}: others would wait for it", path.display()));
+        } else if u64::try_from(text.len()).unwrap_or(LONGEST) >= LONGEST {
+            budget.miss("all locks of one of its open files");
         }
     }
     found
