@@ -89,7 +89,7 @@ impl Controller {
         let slice = slices.map(|slices| slices.slice);
         if let (Some(slice), Some(tenant)) = (slice, card.tenant(lease)) {
             self.stint.note(now, slice);
-            self.stint.judge(tenant.stay);
+            self.stint.judge(now, tenant.stay);
         }
         if !stretch.runs {
             return Orders { running: Running::Stopped, slice, until: stretch.until };
@@ -108,12 +108,18 @@ impl Controller {
         Orders { running, slice, until }
     }
 
-    /// Takes note that the calls which stop all channels began and ended at these moments. What ran for
-    /// longer than it should have is taken off the container's next windows.
-    pub fn stopped(&mut self, began: u64, ended: u64, calls: u32) {
+    /// What is so without any channel. Debts stay: one that leaves and comes back has them.
+    pub fn leave(&mut self) {
+        *self = Self { overrun: std::mem::take(&mut self.overrun), ..Self::default() };
+    }
+
+    /// Takes note that the calls which stop all channels of this lease's container began and ended at these moments.
+    /// What it had of the card meanwhile is taken off its next windows. `card` says who has been started by then.
+    pub fn stopped(&mut self, card: &Card, lease: i64, (began, ended): (u64, u64), calls: u32) {
         let Some(due) = self.due.take() else { return };
         let took = ended.saturating_sub(began).saturating_sub(STOP * u64::from(calls));
-        self.overrun.add(began.saturating_sub(due).saturating_add(took));
+        let until = due.max(began).saturating_add(took);
+        self.overrun.add(card.overran(lease, due, until));
     }
 }
 
@@ -124,7 +130,17 @@ mod tests {
     use crate::{Policy, Tenant};
 
     fn tenant(lease: i64, policy: Policy, working: u32) -> Tenant {
-        Tenant { lease, policy, is_present: true, working, rests: false, pays: 0, stay: 0, stint: 0 }
+        Tenant {
+            lease,
+            policy,
+            is_present: true,
+            working,
+            rests: false,
+            pays: 0,
+            started: 0,
+            stay: 0,
+            stint: 0,
+        }
     }
 
     fn step(controller: &mut Controller, tenants: &[Tenant], now: u64, groups: u32) -> Orders {
@@ -158,10 +174,23 @@ mod tests {
             let mut controller = Controller::default();
             assert_eq!(step(&mut controller, &tenants, 0, 1).running, Running::All);
             assert_eq!(step(&mut controller, &tenants, 10_000, 1).running, Running::Stopped);
-            controller.stopped(10_000, 10_000 + took, 1);
+            let card = Card { frame: Frame::SHORT, tenants: &tenants };
+            controller.stopped(&card, 1, (10_000, 10_000 + took), 1);
             step(&mut controller, &tenants, 50_000, 1).until - 50_000
         };
-        assert_eq!([end(500), end(2_500), end(100_000)], [10_000, 8_000, 5_000]);
+        assert_eq!([end(500), end(2_500), end(10_000)], [10_000, 8_000, 5_000]);
+    }
+
+    #[test]
+    fn who_leaves_and_comes_back_has_its_debts() {
+        let tenants = [tenant(1, Policy::Fixed(vec![Piece { start: 0, length: 10_000 }]), 1)];
+        let card = Card { frame: Frame::SHORT, tenants: &tenants };
+        let mut controller = Controller::default();
+        let _ = step(&mut controller, &tenants, 0, 1);
+        let _ = step(&mut controller, &tenants, 10_000, 1);
+        controller.stopped(&card, 1, (10_000, 13_500), 1);
+        controller.leave();
+        assert_eq!(step(&mut controller, &tenants, 50_000, 1).until, 57_000);
     }
 
     #[test]
@@ -173,7 +202,7 @@ mod tests {
         assert_eq!(controller.pause(&card, 5_000).running, Running::Paused);
         // It is resumed outside of its window.
         assert_eq!(step(&mut controller, &tenants, 40_000, 1).running, Running::Stopped);
-        controller.stopped(40_000, 40_500, 1);
+        controller.stopped(&card, 1, (40_000, 40_500), 1);
         assert_eq!(step(&mut controller, &tenants, 50_000, 1).until, 60_000);
     }
 

@@ -101,9 +101,11 @@ pub struct Tenant {
     pub working: u32,
     /// Whether none had the engine of late, by the card's own record.
     pub rests: bool,
-    /// Microseconds by which it is stopped earlier in its window, or in its next one, for what it ran past earlier
-    /// ones.
+    /// Microseconds by which it is stopped earlier in its window, or in its next one, for what it ran past earlier ones;
+    /// of one's own lease, what its other supervisors say.
     pub pays: u32,
+    /// When its channels were started last, in microseconds of the clock that frames are counted by; 0: not known.
+    pub started: u64,
     /// [`Recorded::stay`]; 0 where the record does not tell.
     pub stay: u32,
     /// For how many microseconds its groups have the card at a stretch, if that is less than they may: they wait for

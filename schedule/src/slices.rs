@@ -84,9 +84,17 @@ impl Card<'_> {
         // While one has the card for as long as it uses it, the others have it in proportion to that.
         let stints = with_slices().filter(|(other, _)| other.stint > 0).map(|(other, weight)| {
             let used = u64::from(other.stint) * u64::from(other.working.max(1));
-            u32::try_from(used * all / weight.unwrap_or(1).max(1)).unwrap_or(u32::MAX)
+            round_for(used, weight.unwrap_or(0), all)
         });
-        let round = stints.fold(groups.saturating_mul(FOR_EACH).min(LONGEST), u32::min);
+        let full = groups.saturating_mul(FOR_EACH).min(LONGEST);
+        // No shorter than lets as many groups of each run at once.
+        let room = with_slices().map(|(other, weight)| {
+            let (weight, slice) = (weight.unwrap_or(1).max(1), u64::from(SHORTEST + SWITCH));
+            let at_once = (u64::from(full) * weight / all.max(1) / slice).min(other.working.into());
+            u32::try_from(if at_once > 1 { (at_once * slice * all).div_ceil(weight) } else { 0 })
+                .unwrap_or(u32::MAX)
+        });
+        let round = stints.fold(full, u32::min).max(room.fold(0, u32::max)).min(full);
         let part = u32::try_from(u64::from(round) * own / all.max(1)).unwrap_or(round);
         let at_once = (part / (SHORTEST + SWITCH)).max(1);
         let each = part / tenant.working.clamp(1, at_once);
@@ -94,6 +102,15 @@ impl Card<'_> {
         let least = SHORTEST.max(tenant.stint.saturating_mul(2));
         Some(Slices { slice: asked(each.saturating_sub(SWITCH).max(least)), at_once })
     }
+}
+
+/// The round in which one that uses the card for so many microseconds of each has its part by `weight` of `all`. The
+/// others pay the switches of a short round: it is never so short that they lose more than 8 per cent of the card.
+fn round_for(used: u64, weight: u64, all: u64) -> u32 {
+    const SWITCHES: u64 = 400;
+    let (weight, others) = (weight.max(1), all.saturating_sub(weight).max(1));
+    let least = SWITCHES * 100 * all * all / (others * (100 * weight + 8 * all));
+    u32::try_from((used * all / weight).max(least)).unwrap_or(u32::MAX)
 }
 
 /// The slice that is asked for to run for so long.
@@ -173,6 +190,7 @@ mod tests {
             working,
             rests: false,
             pays: 0,
+            started: 0,
             stay: 0,
             stint: 0,
         }
@@ -218,6 +236,27 @@ mod tests {
         let three = slices(&[burst(1, 60, 1), free(2), free(3)]);
         assert_eq!(three[1], three[2]);
         assert_eq!(three[1].0, (18_000 / 5 - 185) * 100 / 102 + 1);
+    }
+
+    #[test]
+    fn a_round_is_as_long_as_who_gives_slices_away_needs_and_never_so_short_that_others_lose_much() {
+        let of = |share, stint, working| Tenant { stint, ..burst(1, share, working) };
+        let round = |one: Tenant| {
+            let other = burst(2, 100 - promised(&one), 1);
+            let (slice, _) = slices(&[one, other.clone()])[1];
+            (slice * RUNS_FOR / 100 + SWITCH) * 100 / promised(&other)
+        };
+        for (one, want) in [
+            (of(30, 1_000, 1), 3_333),
+            // The switches are 8 points of this.
+            (of(2, 10, 1), 4_081),
+            (of(30, 5, 1), 1_503),
+            (of(30, 100_000, 1), 12_000), // not longer than else
+            (of(30, 10, 4), 9_133),       // four of its groups run at once
+        ] {
+            let round = round(one);
+            assert!(round.abs_diff(want) < 10, "{round}, and not {want}");
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub(crate) struct Stint {
     shortest: [u32; 2],
     /// When this stretch ends.
     ends: u64,
+    /// When the figure may change again: each change is a call for each group of everybody.
+    again: u64,
 }
 
 impl Stint {
@@ -31,14 +33,17 @@ impl Stint {
         self.shortest[0] = self.shortest[0].min(slice);
     }
 
-    /// Judges by what the record says of the last second: for how long a group had the card at a stretch; 0: nobody
-    /// took it over.
-    pub(crate) fn judge(&mut self, stay: u32) {
-        let [now, before] = self.shortest.map(u64::from);
-        let gives_away = stay > 0 && u64::from(stay) * 4 < now.min(before) * 3;
-        // Each change is a call for each group of everybody.
-        if !gives_away || self.micros.abs_diff(stay) > stay / 8 {
-            self.micros = if gives_away { stay } else { 0 };
+    /// Judges at `now` by what the record says of the last second: for how long a group had the card at a stretch; 0:
+    /// nobody took it over.
+    pub(crate) fn judge(&mut self, now: u64, stay: u32) {
+        if now < self.again {
+            return;
+        }
+        let [one, other] = self.shortest.map(u64::from);
+        let gives_away = stay > 0 && u64::from(stay) * 4 < one.min(other) * 3;
+        let micros = if gives_away { stay } else { 0 };
+        if micros.abs_diff(self.micros) > micros / 8 {
+            (self.micros, self.again) = (micros, now + RECORDED);
         }
     }
 }
@@ -52,16 +57,18 @@ mod tests {
         let mut stint = Stint::default();
         let mut judge = |now: u64, slice, stay| {
             stint.note(now, slice);
-            stint.judge(stay);
+            stint.judge(now, stay);
             stint.micros()
         };
         assert_eq!(judge(0, 3_000, 1_000), 0, "the record is of the time before");
         assert_eq!(judge(1_200_000, 3_000, 1_000), 1_000);
-        assert_eq!(judge(1_250_000, 3_000, 1_100), 1_000, "about the same");
-        assert_eq!(judge(1_300_000, 3_000, 2_900), 0);
-        assert_eq!(judge(1_400_000, 3_000, 0), 0, "alone");
+        assert_eq!(judge(2_350_000, 3_000, 2_900), 1_000, "too soon");
+        assert_eq!(judge(2_450_000, 3_000, 1_100), 1_000, "about the same");
+        assert_eq!(judge(2_550_000, 3_000, 2_900), 0);
+        assert_eq!(judge(3_800_000, 3_000, 0), 0, "alone");
         // Who has more from now on did not have it in the last second.
-        assert_eq!(judge(2_400_000, 8_000, 2_900), 0);
-        assert_eq!(judge(3_600_000, 8_000, 2_900), 2_900);
+        assert_eq!(judge(3_900_000, 8_000, 2_900), 0);
+        assert_eq!(judge(7_000_000, 8_000, 2_900), 0);
+        assert_eq!(judge(8_300_000, 8_000, 2_900), 2_900);
     }
 }

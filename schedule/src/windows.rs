@@ -12,6 +12,8 @@ use crate::{Card, Policy, Tenant};
 /// switches. One that follows nobody would get more than its share by it. Who follows one that pays for an overrun
 /// has what that pays: it is the one that the overrun was at the cost of.
 const EARLY: u32 = 300;
+/// What is left in the mean of a slice of 2 ms, which the driver gives each group, in microseconds.
+const SLICE_LEFT: u64 = 1_000;
 /// What a call that stops channels takes, in microseconds.
 const STOP: u32 = 500;
 
@@ -52,11 +54,15 @@ impl Overrun {
         self.now
     }
 
+    /// Half of the window at most; with a debt of more than two of them, all of each second one.
     fn most(&self) -> u32 {
-        u32::try_from(self.owed).unwrap_or(u32::MAX).min(self.window / 2)
+        let was_left_out = self.paid.is_some_and(|(_, paid)| paid >= self.window);
+        let is_large = self.owed > 2 * u64::from(self.window) && !was_left_out;
+        let most = if is_large { self.window } else { self.window / 2 };
+        u32::try_from(self.owed).unwrap_or(u32::MAX).min(most)
     }
 
-    /// What it pays in this frame: at most half of its window.
+    /// What it pays in this frame.
     fn pays(&mut self, frame: u64, window: u32) -> u32 {
         self.window = window;
         match self.paid {
@@ -79,16 +85,27 @@ impl Card<'_> {
         let begin = now - u64::from(at);
         let next = begin + u64::from(self.frame.length());
         let Some(tenant) = self.tenant(lease) else { return Stretch { runs: true, until: next } };
-        let mut pieces = self.allowed(tenant);
-        let is_all = pieces == [Piece { start: 0, length: self.frame.length() }];
-        if is_all {
+        let whole = self.allowed(tenant);
+        let mut pieces = whole.clone();
+        if !matches!(tenant.policy, Policy::Fixed(_)) {
+            *overrun = Overrun::default();
+        }
+        if whole == [Piece { start: 0, length: self.frame.length() }] {
             return Stretch { runs: true, until: next };
         }
-        if let Policy::Fixed(place) = &tenant.policy {
-            shorten(&mut pieces, overrun.pays(number, place.iter().map(|piece| piece.length).sum()));
+        if matches!(tenant.policy, Policy::Fixed(_)) {
+            // A window may begin early in the frame before its own.
+            let is_next = |piece: &&Piece| {
+                let early = self.early(tenant, piece).unwrap_or(0);
+                piece.start < early && at >= piece.start + self.frame.length() - early
+            };
+            let frame = number + u64::from(whole.iter().any(|piece| is_next(&piece)));
+            shorten(&mut pieces, overrun.pays(frame, time_in(&whole)).max(tenant.pays));
         }
         let lead = calls.saturating_sub(1).saturating_mul(STOP);
-        let runs: Vec<(u32, u32)> = pieces.iter().map(|piece| self.run(tenant, *piece, lead)).collect();
+        let pairs = pieces.iter().zip(&whole).filter(|(piece, _)| piece.length > 0);
+        let runs: Vec<(u32, u32)> =
+            pairs.map(|(piece, whole)| self.run(tenant, *piece, whole, lead)).collect();
         // One that begins early may do so in the frame before.
         let length = self.frame.length();
         for (start, end) in &runs {
@@ -103,24 +120,86 @@ impl Card<'_> {
         Stretch { runs: false, until: begin + u64::from(next_start) }
     }
 
-    /// When the calls for this piece are made: its start and its end, both counted from one frame on.
-    fn run(&self, tenant: &Tenant, piece: Piece, lead: u32) -> (u32, u32) {
+    /// When the calls for this piece of a window are made, of which `whole` is what it would be without debts: its start
+    /// and its end, both counted from one frame on.
+    fn run(&self, tenant: &Tenant, piece: Piece, whole: &Piece, lead: u32) -> (u32, u32) {
         let length = self.frame.length();
-        let end = piece.end().saturating_sub(lead.min(piece.length / 2));
-        let leaves = |other: &&Tenant| {
+        let passed = self.passed(tenant, whole, self.tenants.len()).min(piece.length / 2);
+        let end = piece.end() - passed;
+        let end = end - lead.min((end - piece.start) / 2);
+        match self.early(tenant, whole) {
+            None => (piece.start, end),
+            // Counted from the frame before, so that nothing is negative.
+            Some(early) if piece.start < early => (piece.start + length - early, end + length),
+            Some(early) => (piece.start - early, end),
+        }
+    }
+
+    /// How long before its time a container is started for this piece; `None` where it follows nobody.
+    fn early(&self, tenant: &Tenant, piece: &Piece) -> Option<u32> {
+        let length = self.frame.length();
+        let leaves = |other: &Tenant| {
             other.lease != tenant.lease
                 && other.is_present
                 && self.allowed(other).iter().any(|one| one.end() % length == piece.start % length)
         };
-        let Some(pays) = self.tenants.iter().filter(leaves).map(|other| other.pays).min() else {
-            return (piece.start, end);
+        let most = match tenant.policy {
+            Policy::Fixed(_) => piece.length,
+            _ => length / 2,
         };
-        let early = EARLY + pays.min(length / 2);
-        // Counted from the frame before, so that nothing is negative.
-        if piece.start < early {
-            return (piece.start + length - early, end + length);
+        let given = || self.given(tenant, piece.start, self.tenants.len());
+        self.tenants.iter().any(leaves).then(|| EARLY + given().min(most))
+    }
+
+    /// What whoever leaves at `start` pays there, with what is passed on to him. `depth` bounds how far that is followed.
+    fn given(&self, tenant: &Tenant, start: u32, depth: usize) -> u32 {
+        let length = self.frame.length();
+        let others = self.tenants.iter().filter(|other| other.lease != tenant.lease && other.is_present);
+        let of = |other: &Tenant| {
+            let Policy::Fixed(place) = &other.policy else { return None };
+            let at = place.iter().position(|piece| piece.end() % length == start % length)?;
+            let mut left = place.clone();
+            shorten(&mut left, other.pays);
+            let passed = if depth > 0 { self.passed(other, &place[at], depth - 1) } else { 0 };
+            Some(place[at].length - left[at].length + passed)
+        };
+        others.filter_map(of).max().unwrap_or(0).min(length / 2)
+    }
+
+    /// What a window has no room for of what it is given: it ends earlier by that, for the next one. That is so where
+    /// the one before is left out: else that one runs past its end there again, as likely as not.
+    fn passed(&self, tenant: &Tenant, piece: &Piece, depth: usize) -> u32 {
+        let length = self.frame.length();
+        let is_left_out = |other: &Tenant| match &other.policy {
+            Policy::Fixed(place) if other.lease != tenant.lease && other.is_present => {
+                other.pays >= time_in(place)
+                    && place.iter().any(|one| one.end() % length == piece.start % length)
+            }
+            _ => false,
+        };
+        let is_window = matches!(tenant.policy, Policy::Fixed(_));
+        if !is_window || !self.tenants.iter().any(is_left_out) {
+            return 0;
         }
-        (piece.start - early, end)
+        self.given(tenant, piece.start, depth).saturating_sub(piece.length)
+    }
+
+    /// For how long a container had the card that should have stopped at `due` and ran until `until`: for its groups'
+    /// part, as soon as others had been started and its slice was over.
+    pub(crate) fn overran(&self, lease: i64, due: u64, until: u64) -> u64 {
+        const BEFORE: u64 = 1_000;
+        let is_beside = |other: &&Tenant| {
+            other.lease != lease
+                && other.is_present
+                && (due.saturating_sub(BEFORE)..until).contains(&other.started)
+        };
+        let beside = || self.tenants.iter().filter(is_beside);
+        let shared_from =
+            beside().map(|other| other.started.max(due) + SLICE_LEFT).min().unwrap_or(until).min(until);
+        let groups = |tenant: &Tenant| u64::from(tenant.working.max(1));
+        let own = self.tenant(lease).map_or(1, groups);
+        let all = own + beside().map(groups).sum::<u64>();
+        shared_from.saturating_sub(due) + until.saturating_sub(shared_from) * own / all
     }
 
     /// The stretches of a frame in which a container may run.
@@ -199,14 +278,13 @@ fn between(pieces: Place, from: u32, to: u32) -> Place {
 }
 
 /// Takes so much off the ends of the pieces, from the last one on.
-fn shorten(pieces: &mut Place, by: u32) {
+fn shorten(pieces: &mut [Piece], by: u32) {
     let mut rest = by;
     for piece in pieces.iter_mut().rev() {
         let now = rest.min(piece.length);
         piece.length -= now;
         rest -= now;
     }
-    pieces.retain(|piece| piece.length > 0);
 }
 
 #[cfg(test)]
@@ -224,6 +302,7 @@ mod tests {
             working: 1,
             rests: false,
             pays: 0,
+            started: 0,
             stay: 0,
             stint: 0,
         }
@@ -237,6 +316,7 @@ mod tests {
             working: 1,
             rests: false,
             pays: 0,
+            started: 0,
             stay: 0,
             stint: 0,
         }
@@ -368,6 +448,75 @@ mod tests {
         assert_eq!(calls(&tenants, 2)[..3], [(0, true), (10_000, false), (44_700, true)]);
         let tenants = [owes, burst(2, 100)];
         assert_eq!(calls(&tenants, 2)[1], (4_700, true), "so have those without a window");
+    }
+
+    #[test]
+    fn what_is_paid_of_a_window_in_pieces_goes_to_who_follows_the_piece() {
+        let place = vec![Piece { start: 0, length: 20_000 }, Piece { start: 40_000, length: 2_000 }];
+        let owes = Tenant { policy: Policy::Fixed(place), pays: 3_000, ..fixed(1, 0, 0) };
+        let tenants = [owes, fixed(2, 20_000, 20_000), burst(3, 100)];
+        // 2 ms are of the second piece, which is gone, and 1 of the first.
+        assert_eq!(calls(&tenants, 2)[..2], [(0, false), (18_700, true)]);
+        assert_eq!(calls(&tenants, 3)[..2], [(0, false), (39_700, true)]);
+    }
+
+    #[test]
+    fn a_large_debt_costs_each_second_window_and_who_follows_has_what_is_left_of_it() {
+        let tenants = [fixed(1, 0, 10_000)];
+        let card = Card { frame: FRAME, tenants: &tenants };
+        let mut overrun = Overrun::default();
+        let mut paid = |frame: u64| {
+            overrun.pays(frame, 10_000);
+            overrun.pays_now()
+        };
+        assert_eq!(paid(0), 0);
+        overrun.add(36_000);
+        let mut paid = |frame: u64| overrun.pays(frame, 10_000);
+        assert_eq!([1, 2, 3, 4, 5, 6].map(&mut paid), [10_000, 5_000, 10_000, 5_000, 5_000, 1_000]);
+        assert_eq!(card.stretch(1, 0, 1, &mut overrun).until, 10_000);
+        // One that is left out: the next has it, up to twice its own, and the one after it the rest.
+        let out = Tenant { pays: 10_000, ..fixed(1, 0, 10_000) };
+        let tenants = [out, fixed(2, 10_000, 3_000), fixed(3, 13_000, 27_000)];
+        assert_eq!(calls(&tenants, 2)[..3], [(0, false), (6_700, true), (11_500, false)]);
+    }
+
+    #[test]
+    fn a_window_that_begins_early_in_the_frame_before_is_paid_for_once() {
+        let tenants = [fixed(1, 0, 10_000), fixed(2, 40_000, 10_000)];
+        let card = Card { frame: FRAME, tenants: &tenants };
+        let mut overrun = Overrun::default();
+        assert_eq!(card.stretch(1, 0, 1, &mut overrun).until, 10_000);
+        overrun.add(2_000);
+        assert_eq!(card.stretch(1, 10_000, 1, &mut overrun), Stretch { runs: false, until: 49_700 });
+        assert_eq!(card.stretch(1, 49_700, 1, &mut overrun), Stretch { runs: true, until: 58_000 });
+        assert_eq!(card.stretch(1, 51_000, 1, &mut overrun).until, 58_000);
+        assert_eq!(card.stretch(1, 99_700, 1, &mut overrun).until, 110_000);
+    }
+
+    #[test]
+    fn who_has_no_window_any_more_owes_nothing() {
+        let mut overrun = Overrun::default();
+        let card = Card { frame: FRAME, tenants: &[fixed(1, 0, 10_000)] };
+        let _ = card.stretch(1, 0, 1, &mut overrun);
+        overrun.add(4_000);
+        let card = Card { frame: FRAME, tenants: &[burst(1, 100)] };
+        let _ = card.stretch(1, 50_000, 1, &mut overrun);
+        assert_eq!(overrun, Overrun::default());
+    }
+
+    #[test]
+    fn what_one_had_of_the_card_past_its_window_is_all_of_it_until_others_run_and_then_a_part() {
+        let beside = |started, working| {
+            let other = Tenant { started, working, ..fixed(2, 10_000, 10_000) };
+            let card = Card { frame: FRAME, tenants: &[fixed(1, 0, 10_000), other] };
+            card.overran(1, 110_000, 118_000)
+        };
+        assert_eq!(beside(0, 1), 8_000, "nobody else ran");
+        assert_eq!(beside(70_000, 1), 8_000, "nor since");
+        assert_eq!(beside(110_000, 1), 1_000 + 3_500);
+        assert_eq!(beside(110_000, 6), 1_000 + 1_000);
+        assert_eq!(beside(114_000, 1), 4_000 + 1_000 + 1_500);
+        assert_eq!(beside(117_500, 1), 8_000, "its slice was not over");
     }
 
     #[test]

@@ -64,6 +64,8 @@ pub(crate) struct Page {
     pays: [AtomicU32; MOST_LINES],
     /// By line, [`Tenant::stint`].
     stints: [AtomicU32; MOST_LINES],
+    /// By line, when its channels were started last, in microseconds of the monotonic clock.
+    started: [AtomicU64; MOST_LINES],
     /// By line of the meter's, [`Recorded::stay`].
     stays: [AtomicU32; MOST_LINES],
 }
@@ -90,7 +92,9 @@ impl Board {
         let file = open_file(path)?; // the mapping keeps its file, and would keep the lock of it
         let own = (0..MOST_LINES).find(|line| sys::lock_byte(&file, *line, false).is_ok());
         let own = own.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;
-        Ok(Self { page, file, own })
+        let board = Self { page, file, own };
+        board.leave(); // whoever had the line may have been killed
+        Ok(board)
     }
 
     /// Says how the container of a lease shares, how many channel groups of it work (without any it is not
@@ -109,9 +113,15 @@ impl Board {
         self.page.stints[self.own].store(stint, Ordering::Relaxed);
     }
 
+    /// Says that the container's channels have been started at `now`, in microseconds of the monotonic clock.
+    pub fn publish_start(&self, now: u64) {
+        self.page.started[self.own].store(now, Ordering::Relaxed);
+    }
+
     /// Takes the line's words back.
     pub fn leave(&self) {
         self.publish_terms(0, 0);
+        self.publish_start(0);
         let line = &self.page.lines[self.own];
         line.lease.store(0, Ordering::Release);
         line.plan.write(None);
@@ -136,14 +146,16 @@ impl Board {
             if plan.as_ref().is_some_and(|plan| plan.frame == Frame::LONG) {
                 frame = Frame::LONG;
             }
-            let [pays, stint] =
-                [&self.page.pays, &self.page.stints].map(|words| words[at].load(Ordering::Relaxed));
+            let pays = if at == self.own { 0 } else { self.page.pays[at].load(Ordering::Relaxed) };
+            let stint = self.page.stints[at].load(Ordering::Relaxed);
+            let started = self.page.started[at].load(Ordering::Relaxed);
             // Containers of one lease have one plan.
             if let Some(known) = tenants.iter_mut().find(|tenant| tenant.lease == lease) {
                 known.working = known.working.saturating_add(working);
                 known.is_present |= working > 0;
-                // It has left when the last of them has.
-                known.pays = known.pays.min(pays);
+                // All of them pay the largest debt.
+                known.pays = known.pays.max(pays);
+                known.started = known.started.max(started);
                 known.stint = known.stint.min(stint);
             } else {
                 let policy = plan.map_or(Policy::Unlimited, |plan| plan.policy);
@@ -154,6 +166,7 @@ impl Board {
                     working,
                     rests: false,
                     pays,
+                    started,
                     stay: 0,
                     stint,
                 });
@@ -284,19 +297,22 @@ mod tests {
             working,
             rests: false,
             pays: 0,
+            started: 0,
             stay: 0,
             stint: 0,
         };
         let all = vec![tenant(11, 30, 1), tenant(12, 70, 5)];
         assert_eq!(one.read(0), (Frame::SHORT, all.clone()));
         assert_eq!(three.read(0), (Frame::SHORT, all));
-        // A lease has left the GPU when its last container has.
-        let terms = || one.read(0).1.pop().map(|tenant| (tenant.pays, tenant.stint));
+        // All of a lease's containers pay the largest debt of one, and one's own is not for others to say.
+        let terms = |of: &Board| of.read(0).1.pop().map(|one| (one.pays, one.stint, one.started));
         two.publish_terms(300, 5);
-        assert_eq!(terms(), Some((0, 0)));
+        two.publish_start(70);
         three.publish_terms(200, 9);
-        assert_eq!(terms(), Some((200, 5)));
-        two.publish_terms(0, 0);
+        assert_eq!([&one, &two, &three].map(terms), [(300, 5, 70), (200, 5, 70), (300, 5, 70)].map(Some));
+        two.leave();
+        two.publish(12, &burst(70), 2, false);
+        assert_eq!(terms(&one), Some((200, 0, 0)));
         drop(three);
         drop(one);
         assert_eq!(two.read(0).1, [tenant(12, 70, 2)]);
@@ -368,14 +384,16 @@ mod tests {
     fn a_board_of_an_earlier_release_is_made_longer() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("board");
-        let first = Board::join(&path).unwrap();
-        first.publish(11, &burst(30), 2, false);
+        let [first, second] = [0; 2].map(|_| Board::join(&path).unwrap());
+        first.publish(10, &burst(30), 2, false);
+        second.publish(11, &burst(30), 2, false);
         let short = std::mem::offset_of!(Page, recorded);
         let bytes = std::fs::read(&path).unwrap()[..short].to_vec();
         let earlier = folder.path().join("earlier");
         std::fs::write(&earlier, bytes).unwrap();
         let board = Board::join(&earlier).unwrap();
-        assert_eq!(board.page.lines[0].lease.load(Ordering::Relaxed), 11);
+        let leases = [0, 1].map(|line: usize| board.page.lines[line].lease.load(Ordering::Relaxed));
+        assert_eq!(leases, [0, 11], "the first line is its own now");
         assert_eq!(board.page.recorded(11, 0), None);
     }
 

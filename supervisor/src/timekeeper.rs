@@ -133,7 +133,8 @@ impl Timekeeper {
         engine.drop_ended(&mut kernel, (era, &mut self.handles), has_ended);
         let Some(plan) = page.plan(gpu).filter(|_| !engine.is_empty()) else {
             self.board.leave();
-            (self.controller, self.failing, self.again) = (Controller::default(), None, None);
+            self.controller.leave();
+            (self.failing, self.again) = (None, None);
             return None;
         };
         // The time of one that is paused belongs to the others.
@@ -148,6 +149,7 @@ impl Timekeeper {
         } else {
             self.controller.step(&card, lease, began, (engine.groups(), engine.calls()))
         };
+        self.board.publish_terms(self.controller.pays(), self.controller.stint());
         if let Some(slice) = orders.slice {
             engine.set_slices(&mut kernel, slice);
         }
@@ -161,8 +163,15 @@ impl Timekeeper {
         }
         if engine.running() != orders.running || !engine.is_settled() {
             let calls = engine.set(&mut kernel, era, &mut self.handles, orders.running);
-            if orders.running == Running::Stopped {
-                self.controller.stopped(began, now(), calls);
+            match orders.running {
+                Running::Stopped => {
+                    let ended = now();
+                    let (frame, tenants) = self.board.read(ended);
+                    self.controller.stopped(&Card { frame, tenants: &tenants }, lease, (began, ended), calls);
+                    self.board.publish_terms(self.controller.pays(), self.controller.stint());
+                }
+                Running::Paused => {}
+                Running::All | Running::Turn { .. } => self.board.publish_start(now()),
             }
             self.failing = (!engine.is_settled()).then(|| self.failing.unwrap_or(began));
             if self.failing.is_some_and(|since| began.saturating_sub(since) > PATIENCE) {
@@ -172,7 +181,6 @@ impl Timekeeper {
                 }
             }
         }
-        self.board.publish_terms(self.controller.pays(), self.controller.stint());
         let retry = (!engine.is_settled()).then(|| now() + RETRY);
         [Some(orders.until), retry, self.again].into_iter().flatten().min()
     }

@@ -131,7 +131,7 @@ fn an_update_counts_from_the_next_frames_on() {
         [(["--cores", "60"], 60), (["--cores", "20"], 20), (["--compute-policy", "burst"], 100)]
     {
         let change = [&["update"][..], &words, &[container.id()]].concat();
-        cli(runtime.config(), &change).expect_success("update");
+        let _ = cli(runtime.config(), &change).expect_success("update");
         let begun = Instant::now();
         // What it has in each fifth of a second from there on.
         let mut parts = Vec::new();

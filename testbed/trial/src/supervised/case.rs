@@ -24,6 +24,8 @@ pub struct Tenant {
     pub channels: usize,
     /// For how many nanoseconds one of them has RM at work, each time that its container is to be stopped.
     pub delays: u64,
+    /// The same, each time that it has been started.
+    pub hinders: u64,
     /// When its processes start, in nanoseconds.
     pub starts: u64,
     /// After so many nanoseconds they are gone, and after so many more there are others; `None`: they stay.
@@ -34,7 +36,17 @@ impl Tenant {
     /// A container with one process.
     #[must_use]
     pub const fn new(policy: Policy, work: Work) -> Self {
-        Self { policy, work, processes: 1, idle: 0, channels: 8, delays: 0, starts: 0, beat: None }
+        Self {
+            policy,
+            work,
+            processes: 1,
+            idle: 0,
+            channels: 8,
+            delays: 0,
+            hinders: 0,
+            starts: 0,
+            beat: None,
+        }
     }
 
     /// Whether its processes are there at `now`.

@@ -69,7 +69,7 @@ impl<'c> Run<'c> {
             contexts.push((first..count).collect::<Vec<usize>>());
             if is_held {
                 let chance = chance(500 + u64::try_from(number).unwrap_or(0));
-                let calls = (tenant.channels, tenant.delays);
+                let calls = (tenant.channels, tenant.delays, tenant.hinders);
                 supervisors.push(Supervisor::new(number, calls, chance, case.lateness));
             }
         }

@@ -61,6 +61,8 @@ pub(super) struct Line {
     pub(super) working: u32,
     /// How many of its groups had the card of late, by its record.
     pub(super) recorded: Option<Recorded>,
+    /// When its channels were started last, in microseconds.
+    started: u64,
     /// What it pays for an overrun, and what it uses of slices that it gives away, in microseconds.
     pays: u32,
     stint: u32,
@@ -97,6 +99,9 @@ pub(super) struct Supervisor {
     tenant: usize,
     channels: usize,
     delays: u64,
+    hinders: u64,
+    /// When its channels were started last, in microseconds.
+    started: u64,
     controller: Controller,
     chance: Chance,
     lateness: Lateness,
@@ -112,7 +117,7 @@ pub(super) struct Supervisor {
 impl Supervisor {
     pub(super) fn new(
         tenant: usize,
-        (channels, delays): (usize, u64),
+        (channels, delays, hinders): (usize, u64, u64),
         chance: Chance,
         lateness: Lateness,
     ) -> Self {
@@ -120,6 +125,8 @@ impl Supervisor {
             tenant,
             channels,
             delays,
+            hinders,
+            started: 0,
             controller: Controller::default(),
             chance,
             lateness,
@@ -154,45 +161,57 @@ impl Supervisor {
         now: u64,
     ) {
         self.take_effect(gpu, now);
-        let is_at_work = self.works(manager, there, now);
-        board[self.tenant].pays = self.controller.pays();
+        let tenants = self.tenants(board, policies);
+        let is_at_work = self.works(manager, (Card { frame, tenants: &tenants }, there), now);
+        let own = &mut board[self.tenant];
+        (own.pays, own.started) = (self.controller.pays(), self.started);
         if is_at_work || now < self.wakes {
             return;
         }
         let groups = u32::try_from(there.len()).unwrap_or(u32::MAX);
-        board[self.tenant].working = groups;
+        own.working = groups;
         if there.is_empty() {
-            (self.controller, self.wakes) = (Controller::default(), u64::MAX);
+            self.controller.leave();
+            (self.started, self.wakes) = (0, u64::MAX);
             return;
         }
-        let lines = board.iter().zip(policies).zip(0..).filter(|((line, _), _)| line.working > 0);
-        let tenants: Vec<Tenant> = lines
-            .map(|((line, policy), lease)| Tenant {
-                lease,
-                policy: policy.clone().in_force(line.recorded),
-                is_present: true,
-                working: working(line.working, line.recorded),
-                rests: line.recorded.is_some_and(|recorded| recorded.working == 0),
-                pays: line.pays,
-                stay: line.recorded.map_or(0, |recorded| recorded.stay),
-                stint: line.stint,
-            })
-            .collect();
+        let tenants = self.tenants(board, policies);
         let card = Card { frame, tenants: &tenants };
-        let lease = i64::try_from(self.tenant).unwrap_or(0);
-        let orders = self.controller.step(&card, lease, now / MICROSECOND, (groups, self.calls(there)));
-        (board[self.tenant].pays, board[self.tenant].stint) =
-            (self.controller.pays(), self.controller.stint());
+        let orders =
+            self.controller.step(&card, self.lease(), now / MICROSECOND, (groups, self.calls(there)));
+        let own = &mut board[self.tenant];
+        (own.pays, own.stint) = (self.controller.pays(), self.controller.stint());
         self.wakes = (orders.until * MICROSECOND).max(now) + self.lateness();
         self.obey(&orders, there, now);
         if self.job.as_ref().is_some_and(|job| job.then == Running::Stopped) {
             manager.hold(now, self.delays);
         }
-        let _ = self.works(manager, there, now);
+        let _ = self.works(manager, (card, there), now);
+    }
+
+    fn lease(&self) -> i64 {
+        i64::try_from(self.tenant).unwrap_or(0)
+    }
+
+    /// Who is on the card, by the board.
+    fn tenants(&self, board: &[Line], policies: &[Policy]) -> Vec<Tenant> {
+        let lines = board.iter().zip(policies).zip(0..).filter(|((line, _), _)| line.working > 0);
+        let tenant = |((line, policy), lease): ((&Line, &Policy), i64)| Tenant {
+            lease,
+            policy: policy.clone().in_force(line.recorded),
+            is_present: true,
+            working: working(line.working, line.recorded),
+            rests: line.recorded.is_some_and(|recorded| recorded.working == 0),
+            pays: if lease == self.lease() { 0 } else { line.pays },
+            started: line.started,
+            stay: line.recorded.map_or(0, |recorded| recorded.stay),
+            stint: line.stint,
+        };
+        lines.map(tenant).collect()
     }
 
     /// Makes the calls in hand, one after the other. Returns whether there are any.
-    fn works(&mut self, manager: &mut Manager, there: &[usize], now: u64) -> bool {
+    fn works(&mut self, manager: &mut Manager, (card, there): (Card, &[usize]), now: u64) -> bool {
         let calls = self.calls(there);
         let Some(job) = &mut self.job else { return false };
         if now < job.ends {
@@ -212,7 +231,12 @@ impl Supervisor {
             return true;
         }
         if job.then == Running::Stopped && self.running != Running::Stopped {
-            self.controller.stopped(job.began / MICROSECOND, now / MICROSECOND, calls);
+            let lease = i64::try_from(self.tenant).unwrap_or(0);
+            self.controller.stopped(&card, lease, (job.began / MICROSECOND, now / MICROSECOND), calls);
+        }
+        if job.then != Running::Stopped && self.running == Running::Stopped {
+            self.started = now / MICROSECOND;
+            manager.hold(now, self.hinders);
         }
         (self.running, self.is_settled) = (job.then, !job.is_disturbed);
         self.wakes = if job.is_disturbed { now } else { self.wakes };
