@@ -19,6 +19,8 @@ use crate::{NEEDS, SOON};
 
 /// Variable by which each kind has a round of its own, as many as it says, in place of one round of all.
 const ROUNDS: &str = "GPUSHARE_CAMPAIGN";
+/// How many rounds there are beside innocent ones.
+const INNOCENTS: &str = "GPUSHARE_INNOCENTS";
 const KINDS: [&str; 12] = [
     "processes",
     "pids",
@@ -136,6 +138,48 @@ fn round(kinds: &[&str]) {
             .expect("JSON");
     let rows = list["violations"].as_array().expect("rows");
     assert!(rows.len() <= 30 && rows.iter().all(|row| row["container"] != honest.id()), "{list}");
+}
+
+/// Rounds in each of which a container exhausts one kind, beside one that has just begun and one that stays.
+fn innocents(rounds: usize) {
+    const CLIENT: &str = "/bin/gpushare-tests-client";
+    let node = SimulatedNode::one_gpu();
+    let runtime = Runtime::wrapped(LowLevel::Runc, &node);
+    let config = runtime.config();
+    let meter = meter::start(config);
+    let list = node.state().join("violations.json");
+    let written = || fs::metadata(&list).and_then(|found| found.modified()).ok();
+    let share =
+        |script: &str| Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").args(&["sh", "-c", script]);
+    let honest = "/bin/gpushare-simulator probe --json --allocate 256MiB --hold 1000";
+    let stays = share(&format!("exec {honest}"));
+    let _staying = runtime.run(&stays);
+    let mut innocents = vec![stays.id().to_owned()];
+    for (number, kind) in KINDS.iter().cycle().take(rounds).enumerate() {
+        let exhausts = share(&format!("{CLIENT} exhaust {kind} & wait; exec busybox sleep 1000"))
+            .set("/process/user", json!({"uid": 1000, "gid": 1000}));
+        let comes = share(&format!("{honest} & while :; do busybox true; done"));
+        let _both = [&exhausts, &comes].map(|bundle| runtime.run(bundle));
+        innocents.push(comes.id().to_owned());
+        for _ in 0..2 {
+            let before = written();
+            assert!(eventually(PATIENCE, || written() != before), "{kind}: no look");
+            let others: Vec<_> = named(config).into_iter().filter(|(id, _)| id != exhausts.id()).collect();
+            assert!(others.iter().all(|(_, kinds)| kinds.is_empty()), "round {number}, {kind}: {others:?}");
+        }
+    }
+    let log = meter.log();
+    let accused = innocents.iter().find(|id| log.contains(&format!("container={id} ")));
+    assert_eq!(accused, None, "{log}");
+    println!("{rounds} rounds, {} innocent containers, none named", innocents.len());
+}
+
+#[test]
+#[ignore = "needs root and runc: runs containers"]
+fn innocents_are_named_in_no_round() {
+    if met(NEEDS) {
+        innocents(std::env::var(INNOCENTS).map_or(2, |rounds| rounds.parse().expect("a number of rounds")));
+    }
 }
 
 #[test]
