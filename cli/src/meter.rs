@@ -101,7 +101,7 @@ pub fn meter(telling: Telling) -> Result<()> {
                 if !std::mem::replace(&mut is_told, true) {
                     tracing::warn!(%library, "somebody has a lease (F_SETLEASE) on it: nothing is measured until it is over");
                 }
-                // It ends by itself, and meanwhile whoever has it is named.
+                // The kernel ends the lease after a while. Until then, search without NVML and report its holder.
                 session::run(None, &node, state.path(), &store, &config, &used)?;
             }
             Err(error) => {

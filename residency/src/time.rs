@@ -12,7 +12,7 @@ const MOST_WAITING: usize = 1 << 17;
 pub struct Held {
     /// By context.
     pub by: BTreeMap<Holder, u64>,
-    /// How often each context took over from another.
+    /// How often each context took over the engine from another.
     pub taken: BTreeMap<Holder, u32>,
     /// Whether one context took over from another. If not, the one that is there may have no work.
     pub is_contested: bool,

@@ -64,12 +64,12 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Microseconds by which the container is stopped earlier in the window that it is in, or in its next one.
+    /// Returns the microseconds that the container pays in its current or next window.
     pub fn pays(&self) -> u32 {
         self.overrun.pays_now()
     }
 
-    /// For how many microseconds its groups have the card at a stretch, if that is less than they may; else 0.
+    /// Returns how many microseconds of a slice the container's groups use; 0 if they use all of it.
     pub fn stint(&self) -> u32 {
         self.stint.micros()
     }
@@ -108,13 +108,13 @@ impl Controller {
         Orders { running, slice, until }
     }
 
-    /// What is so without any channel. Debts stay: one that leaves and comes back has them.
+    /// Resets everything but debts when the container has no channel left. A container that comes back still owes.
     pub fn leave(&mut self) {
         *self = Self { overrun: std::mem::take(&mut self.overrun), ..Self::default() };
     }
 
-    /// Takes note that the calls which stop all channels of this lease's container began and ended at these moments.
-    /// What it had of the card meanwhile is taken off its next windows. `card` says who has been started by then.
+    /// Records when the calls began and ended that stopped all channels of this lease's container. GPU time after the end
+    /// of its window becomes a debt. `card` is the state after the calls: it shows which other containers had started.
     pub fn stopped(&mut self, card: &Card, lease: i64, (began, ended): (u64, u64), calls: u32) {
         let Some(due) = self.due.take() else { return };
         let took = ended.saturating_sub(began).saturating_sub(STOP * u64::from(calls));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_and_comes_back_has_its_debts() {
+    fn debts_survive_a_container_without_channels() {
         let tenants = [tenant(1, Policy::Fixed(vec![Piece { start: 0, length: 10_000 }]), 1)];
         let card = Card { frame: Frame::SHORT, tenants: &tenants };
         let mut controller = Controller::default();

@@ -51,8 +51,7 @@ pub struct Recorded {
     pub working: u32,
     /// Whether it has used more than its share of a second, and not less since.
     pub is_over: bool,
-    /// For how many microseconds of the last second they had it at a stretch, where that came to less than its share:
-    /// see [`stay`].
+    /// Mean length of a turn in microseconds while the container has less than its share; see [`stay`].
     pub stay: u32,
 }
 
@@ -65,9 +64,9 @@ pub fn is_over(was_over: bool, used: u64, share: u32) -> bool {
     used > share || (was_over && used > share * 9 / 10)
 }
 
-/// For how many microseconds a container had a card at a stretch, in the mean, that used so many of the last second
-/// and took over so often. It is 0 where nobody took over, and where the container came to its share: clearly so where
-/// it was not 0 `before`, since others made room for it then.
+/// Returns the mean length of a turn in microseconds, for a container that used `used` microseconds of the last second in
+/// `taken` turns. Returns 0 if there were no turns, or if the container reached its share. Others make room while the
+/// last figure `before` was not 0, so the share then counts as reached only if it is clearly exceeded.
 pub fn stay(before: u32, used: u64, taken: u32, share: u32) -> u32 {
     let most = u64::from(share) * if before > 0 { 11_500 } else { 9_500 };
     let is_short = taken > 0 && used < most;
@@ -101,15 +100,14 @@ pub struct Tenant {
     pub working: u32,
     /// Whether none had the engine of late, by the card's own record.
     pub rests: bool,
-    /// Microseconds by which it is stopped earlier in its window, or in its next one, for what it ran past earlier ones;
-    /// of one's own lease, what its other supervisors say.
+    /// Microseconds by which its current or next window is shortened to pay for earlier overruns. For a supervisor's own
+    /// lease this is the figure of the lease's other supervisors.
     pub pays: u32,
-    /// When its channels were started last, in microseconds of the clock that frames are counted by; 0: not known.
+    /// When its channels were last started, in microseconds of the clock that counts frames; 0 if unknown.
     pub started: u64,
-    /// [`Recorded::stay`]; 0 where the record does not tell.
+    /// [`Recorded::stay`]; 0 without a record.
     pub stay: u32,
-    /// For how many microseconds its groups have the card at a stretch, if that is less than they may: they wait for
-    /// something, and the card does not wait for them. 0: they use their slices.
+    /// Microseconds of a slice that its groups use before they run out of work; 0 if they use all of it.
     pub stint: u32,
 }
 
@@ -157,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_one_had_the_card_counts_where_it_has_less_than_its_share() {
+    fn turns_are_measured_only_below_the_share() {
         assert_eq!([106_000, 284_999, 285_000].map(|used| stay(0, used, 100, 30)), [1_060, 2_849, 0]);
         assert_eq!([285_000, 344_999, 345_000].map(|used| stay(1, used, 100, 30)), [2_850, 3_449, 0]);
         assert_eq!(stay(1, 106_000, 0, 30), 0);

@@ -81,13 +81,13 @@ impl Card<'_> {
         let with_slices = || sharing.iter().zip(&weights).filter(|(_, weight)| weight.is_some());
         let groups: u32 = with_slices().map(|(other, _)| other.working.clamp(1, MOST_COUNTED)).sum();
         let all: u64 = weights.iter().flatten().sum();
-        // While one has the card for as long as it uses it, the others have it in proportion to that.
+        // Shorten the round until the short turns of such a container are its part of it.
         let stints = with_slices().filter(|(other, _)| other.stint > 0).map(|(other, weight)| {
             let used = u64::from(other.stint) * u64::from(other.working.max(1));
             round_for(used, weight.unwrap_or(0), all)
         });
         let full = groups.saturating_mul(FOR_EACH).min(LONGEST);
-        // No shorter than lets as many groups of each run at once.
+        // Keep it long enough that no container loses groups that run at once.
         let room = with_slices().map(|(other, weight)| {
             let (weight, slice) = (weight.unwrap_or(1).max(1), u64::from(SHORTEST + SWITCH));
             let at_once = (u64::from(full) * weight / all.max(1) / slice).min(other.working.into());
@@ -98,14 +98,14 @@ impl Card<'_> {
         let part = u32::try_from(u64::from(round) * own / all.max(1)).unwrap_or(round);
         let at_once = (part / (SHORTEST + SWITCH)).max(1);
         let each = part / tenant.working.clamp(1, at_once);
-        // It is seen to use its slices again only where these are longer than what it used.
+        // A longer slice than it uses shows when it begins to use all of it.
         let least = SHORTEST.max(tenant.stint.saturating_mul(2));
         Some(Slices { slice: asked(each.saturating_sub(SWITCH).max(least)), at_once })
     }
 }
 
-/// The round in which one that uses the card for so many microseconds of each has its part by `weight` of `all`. The
-/// others pay the switches of a short round: it is never so short that they lose more than 8 per cent of the card.
+/// Returns the round in which `used` microseconds are the part `weight` of `all`. Other containers pay for the switches of
+/// a short round, so it is never so short that they lose more than 8 % of the card.
 fn round_for(used: u64, weight: u64, all: u64) -> u32 {
     const SWITCHES: u64 = 400;
     let (weight, others) = (weight.max(1), all.saturating_sub(weight).max(1));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_is_as_long_as_who_gives_slices_away_needs_and_never_so_short_that_others_lose_much() {
+    fn short_turns_shorten_the_round_within_bounds() {
         let of = |share, stint, working| Tenant { stint, ..burst(1, share, working) };
         let round = |one: Tenant| {
             let other = burst(2, 100 - promised(&one), 1);
@@ -248,10 +248,10 @@ mod tests {
         };
         for (one, want) in [
             (of(30, 1_000, 1), 3_333),
-            // The switches are 8 points of this.
+            // Bounded: the switches cost 8 points.
             (of(2, 10, 1), 4_081),
             (of(30, 5, 1), 1_503),
-            (of(30, 100_000, 1), 12_000), // not longer than else
+            (of(30, 100_000, 1), 12_000), // never longer than usual
             (of(30, 10, 4), 9_133),       // four of its groups run at once
         ] {
             let round = round(one);

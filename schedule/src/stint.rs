@@ -1,22 +1,22 @@
-//! Who gives his slices away.
+//! Containers that give their slices away.
 //!
-//! A program that waits for its kernels has no work when it should run, unless the card waits for it. Then the
-//! others have their whole slices for each of its short ones. Its container's supervisor sees that by the card's own
-//! record, and says so to all: they make the round shorter.
+//! A program that waits for each kernel runs out of work in the middle of its slice, and the card moves on. Other
+//! containers use their slices in full, so it falls behind its share. Its supervisor sees the short turns in the card's
+//! record and publishes their length. All supervisors then shorten the round.
 
-/// Over how many microseconds the record's figure is, with what passes until it is known.
+/// Age of the oldest turn in the record's figure, in microseconds: a second, plus the delay of the record.
 const RECORDED: u64 = 1_200_000;
 
-/// How long a container's groups have the card at a stretch where that is less than they may.
+/// The part of their slices that a container's groups use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stint {
-    /// In microseconds; 0: they use their slices.
+    /// In microseconds; 0 if they use all of it.
     micros: u32,
-    /// The shortest slice that the card was asked for in this stretch of time and in the one before.
+    /// The shortest slice of this period and of the previous one.
     shortest: [u32; 2],
-    /// When this stretch ends.
+    /// End of this period.
     ends: u64,
-    /// When the figure may change again: each change is a call for each group of everybody.
+    /// Earliest time of the next change. A change costs one call for each group of each container.
     again: u64,
 }
 
@@ -25,7 +25,7 @@ impl Stint {
         self.micros
     }
 
-    /// Takes note of the slice that counts from `now` on.
+    /// Records the slice in force from `now` on.
     pub(crate) fn note(&mut self, now: u64, slice: u32) {
         if now >= self.ends {
             (self.shortest, self.ends) = ([slice, self.shortest[0]], now + RECORDED);
@@ -33,8 +33,7 @@ impl Stint {
         self.shortest[0] = self.shortest[0].min(slice);
     }
 
-    /// Judges at `now` by what the record says of the last second: for how long a group had the card at a stretch; 0:
-    /// nobody took it over.
+    /// Updates the figure from `stay`, the mean length of a turn in the last second; 0 if there were no turns.
     pub(crate) fn judge(&mut self, now: u64, stay: u32) {
         if now < self.again {
             return;
@@ -53,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_the_card_for_less_than_his_slice_gives_it_away() {
+    fn turns_shorter_than_the_slice_are_a_stint() {
         let mut stint = Stint::default();
         let mut judge = |now: u64, slice, stay| {
             stint.note(now, slice);
@@ -66,7 +65,7 @@ mod tests {
         assert_eq!(judge(2_450_000, 3_000, 1_100), 1_000, "about the same");
         assert_eq!(judge(2_550_000, 3_000, 2_900), 0);
         assert_eq!(judge(3_800_000, 3_000, 0), 0, "alone");
-        // Who has more from now on did not have it in the last second.
+        // The last second had the shorter slices.
         assert_eq!(judge(3_900_000, 8_000, 2_900), 0);
         assert_eq!(judge(7_000_000, 8_000, 2_900), 0);
         assert_eq!(judge(8_300_000, 8_000, 2_900), 2_900);

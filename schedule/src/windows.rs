@@ -9,10 +9,10 @@ use crate::{Card, Policy, Tenant};
 
 /// How long before its time a container is started that follows another one, in microseconds: the stop of
 /// whoever leaves and the start overlap then, and the card is idle between them for no longer than it
-/// switches. One that follows nobody would get more than its share by it. Who follows one that pays for an overrun
-/// has what that pays: it is the one that the overrun was at the cost of.
+/// switches. A container without a predecessor would get more than its share by it. If the predecessor pays for an overrun,
+/// its successor starts earlier by the same amount, because the overrun was at its cost.
 const EARLY: u32 = 300;
-/// What is left in the mean of a slice of 2 ms, which the driver gives each group, in microseconds.
+/// Mean remainder of the driver's 2 ms slice when another container starts, in microseconds.
 const SLICE_LEFT: u64 = 1_000;
 /// What a call that stops channels takes, in microseconds.
 const STOP: u32 = 500;
@@ -32,9 +32,9 @@ pub struct Overrun {
     owed: u64,
     /// The frame in which it paid last, and what.
     paid: Option<(u64, u32)>,
-    /// What it pays in the window that it is in, or in its next one.
+    /// Payment in the current or next window.
     now: u32,
-    /// The time of its window in a frame.
+    /// Length of the window.
     window: u32,
 }
 
@@ -49,12 +49,12 @@ impl Overrun {
         self.now = self.most();
     }
 
-    /// Microseconds by which it is stopped earlier in the window that it is in, or in its next one.
+    /// Returns the payment in the current or next window, in microseconds.
     pub fn pays_now(&self) -> u32 {
         self.now
     }
 
-    /// Half of the window at most; with a debt of more than two of them, all of each second one.
+    /// Returns the largest payment: half of the window, or all of every second window if the debt exceeds two windows.
     fn most(&self) -> u32 {
         let was_left_out = self.paid.is_some_and(|(_, paid)| paid >= self.window);
         let is_large = self.owed > 2 * u64::from(self.window) && !was_left_out;
@@ -62,7 +62,7 @@ impl Overrun {
         u32::try_from(self.owed).unwrap_or(u32::MAX).min(most)
     }
 
-    /// What it pays in this frame.
+    /// Returns the payment in this frame.
     fn pays(&mut self, frame: u64, window: u32) -> u32 {
         self.window = window;
         match self.paid {
@@ -94,7 +94,7 @@ impl Card<'_> {
             return Stretch { runs: true, until: next };
         }
         if matches!(tenant.policy, Policy::Fixed(_)) {
-            // A window may begin early in the frame before its own.
+            // An early start may lie in the previous frame.
             let is_next = |piece: &&Piece| {
                 let early = self.early(tenant, piece).unwrap_or(0);
                 piece.start < early && at >= piece.start + self.frame.length() - early
@@ -120,8 +120,8 @@ impl Card<'_> {
         Stretch { runs: false, until: begin + u64::from(next_start) }
     }
 
-    /// When the calls for this piece of a window are made, of which `whole` is what it would be without debts: its start
-    /// and its end, both counted from one frame on.
+    /// Returns when the calls for this piece of a window start and end, both in one frame's time. `whole` is the piece
+    /// without payments.
     fn run(&self, tenant: &Tenant, piece: Piece, whole: &Piece, lead: u32) -> (u32, u32) {
         let length = self.frame.length();
         let passed = self.passed(tenant, whole, self.tenants.len()).min(piece.length / 2);
@@ -129,13 +129,13 @@ impl Card<'_> {
         let end = end - lead.min((end - piece.start) / 2);
         match self.early(tenant, whole) {
             None => (piece.start, end),
-            // Counted from the frame before, so that nothing is negative.
+            // In the previous frame's time, to keep it positive.
             Some(early) if piece.start < early => (piece.start + length - early, end + length),
             Some(early) => (piece.start - early, end),
         }
     }
 
-    /// How long before its time a container is started for this piece; `None` where it follows nobody.
+    /// Returns how early a container starts for this piece; `None` without a predecessor.
     fn early(&self, tenant: &Tenant, piece: &Piece) -> Option<u32> {
         let length = self.frame.length();
         let leaves = |other: &Tenant| {
@@ -151,7 +151,8 @@ impl Card<'_> {
         self.tenants.iter().any(leaves).then(|| EARLY + given().min(most))
     }
 
-    /// What whoever leaves at `start` pays there, with what is passed on to him. `depth` bounds how far that is followed.
+    /// Returns the payment of the container whose window ends at `start`, and what it passes on. `depth` bounds the
+    /// recursion.
     fn given(&self, tenant: &Tenant, start: u32, depth: usize) -> u32 {
         let length = self.frame.length();
         let others = self.tenants.iter().filter(|other| other.lease != tenant.lease && other.is_present);
@@ -166,8 +167,9 @@ impl Card<'_> {
         others.filter_map(of).max().unwrap_or(0).min(length / 2)
     }
 
-    /// What a window has no room for of what it is given: it ends earlier by that, for the next one. That is so where
-    /// the one before is left out: else that one runs past its end there again, as likely as not.
+    /// Returns the rest of a predecessor's payment that is longer than this window. The window ends earlier by the rest, so
+    /// that its successor gets it. Only a skipped window is passed on: after a shortened one the predecessor probably
+    /// overruns again, into the moved window.
     fn passed(&self, tenant: &Tenant, piece: &Piece, depth: usize) -> u32 {
         let length = self.frame.length();
         let is_left_out = |other: &Tenant| match &other.policy {
@@ -184,8 +186,8 @@ impl Card<'_> {
         self.given(tenant, piece.start, depth).saturating_sub(piece.length)
     }
 
-    /// For how long a container had the card that should have stopped at `due` and ran until `until`: for its groups'
-    /// part, as soon as others had been started and its slice was over.
+    /// Returns the GPU time of a container that should have stopped at `due` and ran until `until`. Once other containers
+    /// have started and its slice is over, its groups get only their part.
     pub(crate) fn overran(&self, lease: i64, due: u64, until: u64) -> u64 {
         const BEFORE: u64 = 1_000;
         let is_beside = |other: &&Tenant| {
@@ -427,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn who_follows_one_that_pays_has_what_that_pays() {
+    fn a_successor_gets_what_its_predecessor_pays() {
         let mut overrun = Overrun::default();
         let card = Card { frame: FRAME, tenants: &[fixed(1, 0, 10_000)] };
         assert_eq!(card.stretch(1, 0, 1, &mut overrun).until, 10_000);
@@ -443,7 +445,7 @@ mod tests {
             [(0, false), (4_700, true), (30_000, false), (54_700, true), (80_000, false)]
         );
         assert_eq!(calls(&tenants, 3)[1], (29_700, true), "the others have their own");
-        // Its window is before the one that a frame begins with.
+        // The predecessor of the frame's first window.
         let tenants = [fixed(2, 0, 10_000), Tenant { pays: 5_000, ..fixed(1, 30_000, 20_000) }];
         assert_eq!(calls(&tenants, 2)[..3], [(0, true), (10_000, false), (44_700, true)]);
         let tenants = [owes, burst(2, 100)];
@@ -451,17 +453,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_paid_of_a_window_in_pieces_goes_to_who_follows_the_piece() {
+    fn a_payment_goes_to_the_successor_of_the_piece_that_it_shortens() {
         let place = vec![Piece { start: 0, length: 20_000 }, Piece { start: 40_000, length: 2_000 }];
         let owes = Tenant { policy: Policy::Fixed(place), pays: 3_000, ..fixed(1, 0, 0) };
         let tenants = [owes, fixed(2, 20_000, 20_000), burst(3, 100)];
-        // 2 ms are of the second piece, which is gone, and 1 of the first.
+        // The payment takes all of the second piece, and 1 ms of the first.
         assert_eq!(calls(&tenants, 2)[..2], [(0, false), (18_700, true)]);
         assert_eq!(calls(&tenants, 3)[..2], [(0, false), (39_700, true)]);
     }
 
     #[test]
-    fn a_large_debt_costs_each_second_window_and_who_follows_has_what_is_left_of_it() {
+    fn a_large_debt_skips_every_second_window() {
         let tenants = [fixed(1, 0, 10_000)];
         let card = Card { frame: FRAME, tenants: &tenants };
         let mut overrun = Overrun::default();
@@ -474,14 +476,14 @@ mod tests {
         let mut paid = |frame: u64| overrun.pays(frame, 10_000);
         assert_eq!([1, 2, 3, 4, 5, 6].map(&mut paid), [10_000, 5_000, 10_000, 5_000, 5_000, 1_000]);
         assert_eq!(card.stretch(1, 0, 1, &mut overrun).until, 10_000);
-        // One that is left out: the next has it, up to twice its own, and the one after it the rest.
+        // A skipped window doubles the next one at most, which passes on the rest.
         let out = Tenant { pays: 10_000, ..fixed(1, 0, 10_000) };
         let tenants = [out, fixed(2, 10_000, 3_000), fixed(3, 13_000, 27_000)];
         assert_eq!(calls(&tenants, 2)[..3], [(0, false), (6_700, true), (11_500, false)]);
     }
 
     #[test]
-    fn a_window_that_begins_early_in_the_frame_before_is_paid_for_once() {
+    fn a_window_that_starts_in_the_previous_frame_pays_once() {
         let tenants = [fixed(1, 0, 10_000), fixed(2, 40_000, 10_000)];
         let card = Card { frame: FRAME, tenants: &tenants };
         let mut overrun = Overrun::default();
@@ -494,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_window_any_more_owes_nothing() {
+    fn a_container_without_a_window_owes_nothing() {
         let mut overrun = Overrun::default();
         let card = Card { frame: FRAME, tenants: &[fixed(1, 0, 10_000)] };
         let _ = card.stretch(1, 0, 1, &mut overrun);
@@ -505,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_had_of_the_card_past_its_window_is_all_of_it_until_others_run_and_then_a_part() {
+    fn an_overrun_counts_in_part_once_others_have_started() {
         let beside = |started, working| {
             let other = Tenant { started, working, ..fixed(2, 10_000, 10_000) };
             let card = Card { frame: FRAME, tenants: &[fixed(1, 0, 10_000), other] };

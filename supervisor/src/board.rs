@@ -60,13 +60,13 @@ pub(crate) struct Page {
     recorded: [RecordedLine; MOST_LINES],
     /// By line, whether the card's record may name others for groups of it: it does not count then.
     nameless: [AtomicU32; MOST_LINES],
-    /// By line, microseconds that its container pays of its window for an overrun.
+    /// [`Tenant::pays`] by line.
     pays: [AtomicU32; MOST_LINES],
-    /// By line, [`Tenant::stint`].
+    /// [`Tenant::stint`] by line.
     stints: [AtomicU32; MOST_LINES],
-    /// By line, when its channels were started last, in microseconds of the monotonic clock.
+    /// [`Tenant::started`] by line.
     started: [AtomicU64; MOST_LINES],
-    /// By line of the meter's, [`Recorded::stay`].
+    /// [`Recorded::stay`] by the meter's line.
     stays: [AtomicU32; MOST_LINES],
 }
 
@@ -93,7 +93,7 @@ impl Board {
         let own = (0..MOST_LINES).find(|line| sys::lock_byte(&file, *line, false).is_ok());
         let own = own.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;
         let board = Self { page, file, own };
-        board.leave(); // whoever had the line may have been killed
+        board.leave(); // clear the words of a killed predecessor
         Ok(board)
     }
 
@@ -107,13 +107,13 @@ impl Board {
         line.lease.store(lease, Ordering::Release);
     }
 
-    /// Says what the others go by: [`Tenant::pays`] and [`Tenant::stint`].
+    /// Publishes [`Tenant::pays`] and [`Tenant::stint`].
     pub fn publish_terms(&self, pays: u32, stint: u32) {
         self.page.pays[self.own].store(pays, Ordering::Relaxed);
         self.page.stints[self.own].store(stint, Ordering::Relaxed);
     }
 
-    /// Says that the container's channels have been started at `now`, in microseconds of the monotonic clock.
+    /// Publishes when the container's channels were started, in microseconds of the monotonic clock.
     pub fn publish_start(&self, now: u64) {
         self.page.started[self.own].store(now, Ordering::Relaxed);
     }
@@ -153,7 +153,7 @@ impl Board {
             if let Some(known) = tenants.iter_mut().find(|tenant| tenant.lease == lease) {
                 known.working = known.working.saturating_add(working);
                 known.is_present |= working > 0;
-                // All of them pay the largest debt.
+                // All containers of a lease pay its largest debt.
                 known.pays = known.pays.max(pays);
                 known.started = known.started.max(started);
                 known.stint = known.stint.min(stint);
@@ -304,7 +304,7 @@ mod tests {
         let all = vec![tenant(11, 30, 1), tenant(12, 70, 5)];
         assert_eq!(one.read(0), (Frame::SHORT, all.clone()));
         assert_eq!(three.read(0), (Frame::SHORT, all));
-        // All of a lease's containers pay the largest debt of one, and one's own is not for others to say.
+        // A reader gets the largest debt of the lease, except its own.
         let terms = |of: &Board| of.read(0).1.pop().map(|one| (one.pays, one.stint, one.started));
         two.publish_terms(300, 5);
         two.publish_start(70);

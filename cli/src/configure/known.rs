@@ -155,13 +155,13 @@ fn value_of<'a>(flags: &'a [String], names: &[&str]) -> Option<&'a str> {
     value.or_else(|| flags.next().map(String::as_str))
 }
 
-/// Engines and what runs pods by them, as far as they are root's and outside of containers, with names of root's own
-/// choice: anybody can give another one to his own program, and to one that becomes root whoever starts it.
+/// Running engines and kubelets that belong to root and are in no container. A program of another user can take any
+/// name, and so can a set-user-id program; neither counts.
 fn host_processes() -> impl Iterator<Item = Process> {
     let here = Process::myself().ok().and_then(|process| place(&process));
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    // There may be thousands of others.
+    // Reading the name first keeps this fast on a machine with thousands of processes.
     let named = pids.filter(|pid| {
         let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
         let mut wanted = ENGINES.iter().map(|engine| engine.program()).chain(KUBELETS);

@@ -1,7 +1,7 @@
-//! Whose are the processes that the driver lists for a GPU.
+//! Owners of the processes that the driver lists for a GPU.
 //!
-//! The driver knows processes by number alone, and keeps one in its list for as long as somebody has its files, also
-//! when it has ended. Its number may be another's by then, who is not taken for it.
+//! The driver identifies processes by pid alone. It may keep a process in its list after its end, as long as another
+//! process holds its files. A new process may have the pid by then, and must not be blamed for the old one.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,15 +16,15 @@ pub struct Listed(HashMap<u32, Entry>);
 
 #[derive(Debug)]
 struct Entry {
-    /// When the process began that had the number when it came into the list, in clock ticks after boot; `None` if it had
-    /// ended by then.
+    /// Start time of the process when its pid appeared in the list, in clock ticks after boot; `None` if it had already
+    /// ended.
     born: Option<u64>,
-    /// Its lease.
+    /// Lease of that process.
     lease: Option<i64>,
 }
 
 impl Listed {
-    /// Takes note of who is in the list now, since a short process may have ended by the time of its first sample.
+    /// Updates the list. A short process may end before its first sample arrives, so its owner is looked up here.
     pub fn note(&mut self, pids: &HashSet<u32>, owners: &mut Owners, leases: &[Lease]) {
         self.0.retain(|pid, _| pids.contains(pid));
         for pid in pids {
@@ -36,16 +36,16 @@ impl Listed {
         }
     }
 
-    /// Whether the number is of the process that came into the list with it, or of none in the list.
-    pub fn is_its(&self, pid: u32) -> bool {
+    /// Whether the pid still belongs to the listed process. A pid that is not in the list does.
+    pub fn is_current(&self, pid: u32) -> bool {
         self.0.get(&pid).is_none_or(|entry| entry.born.is_some() && entry.born == born(pid))
     }
 
-    /// The lease of the process that the driver lists under this number.
+    /// Returns the lease of the process that the driver lists with this pid.
     pub fn owner(&mut self, pid: u32, owners: &mut Owners, leases: &[Lease]) -> Option<i64> {
-        let is_its = self.is_its(pid);
+        let is_current = self.is_current(pid);
         match self.0.get_mut(&pid) {
-            Some(entry) if is_its => {
+            Some(entry) if is_current => {
                 entry.lease = owners.of(pid, leases);
                 entry.lease
             }
@@ -67,21 +67,21 @@ mod tests {
     use crate::meter::owner::lease_of_this_process;
 
     #[test]
-    fn a_number_in_the_list_is_of_who_came_into_it() {
+    fn a_new_process_is_not_taken_for_the_listed_one() {
         let (leases, mut owners) = ([lease_of_this_process()], Owners::default());
         let mut listed = Listed::default();
         assert_eq!(listed.owner(id(), &mut owners, &leases), Some(7), "not in the list");
         listed.note(&HashSet::from([id()]), &mut owners, &leases);
-        assert!(listed.is_its(id()));
+        assert!(listed.is_current(id()));
         assert_eq!(listed.owner(id(), &mut owners, &leases), Some(7));
-        // As if an earlier process of this number, of another lease or of none, were in the list.
+        // Pretend that an earlier process with this pid is in the list.
         for (born, lease) in [(Some(1), Some(9)), (Some(1), None), (None, None)] {
             listed.0.insert(id(), Entry { born, lease });
             listed.note(&HashSet::from([id()]), &mut owners, &leases);
-            assert!(!listed.is_its(id()));
+            assert!(!listed.is_current(id()));
             assert_eq!(listed.owner(id(), &mut owners, &leases), lease, "{born:?}");
         }
         listed.note(&HashSet::new(), &mut owners, &leases);
-        assert!(listed.is_its(id()), "it left the list in between");
+        assert!(listed.is_current(id()), "it left the list in between");
     }
 }

@@ -43,13 +43,13 @@ pub struct Metered<'a> {
     is_begun: bool,
     /// Whether the record told the time last.
     is_by_record: bool,
-    /// What the record said of each lease last.
-    said: BTreeMap<i64, Recorded>,
+    /// The last figures of the record by lease.
+    recorded: BTreeMap<i64, Recorded>,
     /// Where supervisors read who works.
     board: Option<Recorder>,
     /// When samples were last asked for.
     sampled: Option<Instant>,
-    /// The processes that the driver lists for it.
+    /// The processes that the driver lists for this GPU.
     pub listed: Listed,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Metered<'a> {
             tried: Instant::now(),
             is_begun: false,
             is_by_record: false,
-            said: BTreeMap::new(),
+            recorded: BTreeMap::new(),
             board: None,
             sampled: None,
             listed: Listed::default(),
@@ -117,7 +117,9 @@ impl<'a> Metered<'a> {
                 let before = self.account.counted_until();
                 self.answered = self.sampled;
                 let listed = &mut self.listed;
-                samples.retain(|one| !listed.is_its(one.pid) || owners.was_there(one.pid, one.stamp, leases));
+                samples.retain(|one| {
+                    !listed.is_current(one.pid) || owners.was_there(one.pid, one.stamp, leases)
+                });
                 self.account.count(samples, |pid| listed.owner(pid, owners, leases));
                 return self.account.counted_until() != before;
             }
@@ -154,7 +156,7 @@ impl<'a> Metered<'a> {
                 (all.nanoseconds, all.taken) = (all.nanoseconds + nanoseconds, all.taken + taken);
             }
         }
-        let before = std::mem::take(&mut self.said);
+        let before = std::mem::take(&mut self.recorded);
         for lease in on(gpu, leases) {
             let grant = lease.grants.iter().find(|grant| grant.gpu == gpu);
             let promised = grant.and_then(|grant| grant.cores).map(|cores| u32::from(cores.percent()));
@@ -165,10 +167,10 @@ impl<'a> Metered<'a> {
                 is_over: is_over(before.is_some_and(|one| one.is_over), used, promised.unwrap_or(100)),
                 stay: stay(before.map_or(0, |one| one.stay), used, taken, promised.unwrap_or(0)),
             };
-            self.said.insert(lease.id, recorded);
+            self.recorded.insert(lease.id, recorded);
         }
         if let Some(board) = &self.board {
-            board.publish(&self.said, clock.monotonic / 1000);
+            board.publish(&self.recorded, clock.monotonic / 1000);
         }
     }
 }

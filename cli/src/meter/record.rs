@@ -54,8 +54,8 @@ pub struct Record {
     told: u64,
     /// When each context had the GPU last, in nanoseconds of the monotonic clock.
     recent: BTreeMap<Holder, u64>,
-    /// What processes had in each look of the last second.
-    second: VecDeque<Look>,
+    /// Readings of the last second.
+    second: VecDeque<Reading>,
     /// When lines were lost last.
     torn: Option<u64>,
     /// When the last line came, or somebody looked why none did, in nanoseconds of the monotonic clock.
@@ -74,21 +74,21 @@ pub struct Load {
     pub lone: Option<u32>,
 }
 
-/// What processes had of the GPU until a moment.
+/// One reading of the record.
 #[derive(Debug)]
-struct Look {
+struct Reading {
     at: u64,
     spent: Vec<Spent>,
-    /// How often each took over from another.
+    /// How often each process took over the GPU from another.
     taken: Vec<(u32, u32)>,
 }
 
-/// What a process had of the GPU in the last second.
+/// Use of the GPU by one process in the last second.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Recent {
-    /// How long.
+    /// GPU time in nanoseconds.
     pub nanoseconds: u64,
-    /// How often it took over from another.
+    /// How often it took over the GPU from another process.
     pub taken: u32,
 }
 
@@ -181,8 +181,8 @@ impl Record {
         }
         let spent = by_process(&held, length, self.load);
         let taken = held.taken.iter().map(|(holder, count)| (holder.pid, *count)).collect();
-        self.second.push_back(Look { at: until, spent: spent.clone(), taken });
-        self.second.retain(|look| until - look.at < SECOND);
+        self.second.push_back(Reading { at: until, spent: spent.clone(), taken });
+        self.second.retain(|reading| until - reading.at < SECOND);
         Some(Use { spent, until: clock.stamp(until) })
     }
 
@@ -205,12 +205,15 @@ impl Record {
         u64::try_from(i128::from(moment) + self.ahead).unwrap_or(0)
     }
 
-    /// What each process had of the last second.
+    /// Returns the use of the last second by process.
     pub fn last_second(&self) -> BTreeMap<u32, Recent> {
         let mut by: BTreeMap<u32, Recent> = BTreeMap::new();
-        for look in &self.second {
-            look.spent.iter().for_each(|one| by.entry(one.pid).or_default().nanoseconds += one.nanoseconds);
-            look.taken.iter().for_each(|(pid, count)| by.entry(*pid).or_default().taken += count);
+        for reading in &self.second {
+            reading
+                .spent
+                .iter()
+                .for_each(|one| by.entry(one.pid).or_default().nanoseconds += one.nanoseconds);
+            reading.taken.iter().for_each(|(pid, count)| by.entry(*pid).or_default().taken += count);
         }
         by
     }

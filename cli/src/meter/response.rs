@@ -82,8 +82,8 @@ impl<'a> Response<'a> {
 
 /// Whether a violation is a reason to end a container. Strangers are not, and neither is what cannot be read
 /// for a moment, since the container's own end may look the same, nor a call that was changed, about which
-/// its supervisor has done what is to be done, nor GPU time, which libraries may fail to hold without any fault of the
-/// container's. All of them are only reported.
+/// its supervisor has done what is to be done. GPU time is none either: the libraries may fail to hold a share although
+/// the container does nothing wrong. All of these are only reported.
 fn counts(found: &Violation) -> bool {
     ![Kind::Unreadable, Kind::Unsearched, Kind::Stranger, Kind::Race, Kind::Compute]
         .iter()
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_proof_against_a_container_ends_none() {
+    fn only_proofs_end_a_container() {
         let found = |kind: Kind| Violation {
             lease: Some(7),
             container: "web".to_owned(),

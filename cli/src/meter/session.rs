@@ -43,7 +43,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Every how many looks the kernel is asked about processes. One costs ten times as much as the books of its
 /// container.
 const WATCHED: u64 = 2;
-/// The most processes of nobody's that are named: more than are shown.
+/// The most processes outside of containers that are reported; lists show fewer.
 const MOST_STRANGERS: usize = 256;
 /// A line is written at least this often, since libraries take one that is a second old for that of a dead
 /// meter.
@@ -51,8 +51,8 @@ const REFRESH: Duration = Duration::from_millis(250);
 /// A GPU whose driver has told samples within this time tells them.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Measures until no container holds a share. Without NVML, because somebody has a lease on its library, it searches
-/// alone, until the library can be had.
+/// Measures until no container holds a share. Without NVML it only searches, and returns once NVML's library can be
+/// opened without waiting for a file lease.
 pub fn run(
     nvml: Option<&Nvml>,
     node: &Node,
@@ -102,7 +102,7 @@ pub fn run(
     }
 }
 
-/// Whether whoever opens this file has to wait.
+/// Whether opening this file would wait for a file lease.
 fn is_leased(library: &Path) -> bool {
     open_now(library).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
@@ -359,14 +359,14 @@ impl<'a> Session<'a> {
             let Some(memory) = metered.gpu.memory() else { continue };
             let mut held: HashMap<i64, Held> = HashMap::new();
             for (pid, bytes) in memory {
-                let is_its = metered.listed.is_its(pid);
+                let is_current = metered.listed.is_current(pid);
                 let Some(lease) = metered.listed.owner(pid, &mut self.owners, &self.leases) else {
-                    if is_its {
+                    if is_current {
                         strangers.insert(pid, bytes);
                     }
                     continue;
                 };
-                if is_its {
+                if is_current {
                     on_gpu.entry(lease).or_default().insert(pid);
                 }
                 let held = held.entry(lease).or_default();

@@ -71,16 +71,16 @@ pub struct VirtualGpu {
     handovers: Vec<Handover>,
 }
 
-/// The device goes from one process to another.
+/// A switch of the device from one process to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// Who had it,
+    /// The process that leaves the device.
     pub from: usize,
-    /// until when, in nanoseconds;
+    /// When it leaves, in nanoseconds.
     pub left: u64,
-    /// who has it,
+    /// The process that takes the device.
     pub to: usize,
-    /// from when on.
+    /// When it takes the device, in nanoseconds.
     pub taken: u64,
 }
 
@@ -201,7 +201,7 @@ impl VirtualGpu {
         &self.queues[process].bins
     }
 
-    /// All hand-overs so far, in the order of their times.
+    /// All switches so far, in order.
     #[must_use]
     pub fn handovers(&self) -> &[Handover] {
         &self.handovers

@@ -9,7 +9,7 @@ use gpushare_schedule::Policy;
 use gpushare_schedule::frame::{Frame, Place};
 
 const SEEDS: RangeInclusive<u64> = 1..=3;
-/// For how long the card keeps a program on that has no work.
+/// How long an idle program keeps the card, in nanoseconds.
 const HOLDS: [u64; 2] = [0, 80 * MICROSECOND];
 const STEADY: Work = Work::kernels(900 * MICROSECOND);
 
@@ -53,7 +53,7 @@ fn holds_fixed(what: &str, shares: &[u32], tenants: &[Tenant]) {
         let promised: u32 = shares.iter().sum();
         for ((percent, tenant), share) in shares.iter().zip(tenants).zip(&outcome.shares) {
             let percent = f64::from(*percent);
-            // Training rests between its steps, and loses nothing where that is outside of its window.
+            // Training pauses between its steps. Pauses outside of its window cost nothing.
             let rests = if tenant.work == Work::training() { 1.5 } else { 1.0 };
             let (least, most) = share.seconds;
             assert!(percent - share.mean <= 1.0 && percent - least <= 3.0, "{what}: {}", line(&outcome));
@@ -86,11 +86,10 @@ fn without_supervisors_the_card_shares_as_a_real_one_did() {
     }
 }
 
-/// What an H200 was seen to give by slices that were set by hand, in per cent of what each program does alone.
+/// Compares slices that were set by hand with measurements on an H200, in per cent of what each program does alone.
 ///
-/// These rows are not in it, since no setting of the virtual card gives them together with the others: training at 6
-/// and 14 ms, and the inference and the product at 0.6 and 1.4 ms. A card that keeps a program on between its launches,
-/// for 20 us and more, would have answered the inference within 3.9 ms at 3 and 7.
+/// No setting of the virtual card matches all rows. Left out are training at 6 and 14 ms, and inference and product at
+/// 0.6 and 1.4 ms. If an idle program kept the card for 20 us or more, the inference at 3 and 7 ms would take 3.9 ms.
 #[test]
 fn the_card_shares_by_slices_as_a_real_one_did() {
     let training = Work::training();
@@ -162,10 +161,10 @@ fn fixed_shares_are_held_whatever_the_number_of_processes_and_channels() {
     }
 }
 
-/// A container whose programs have RM at work whenever they are to be stopped pays for that in its next windows, to who
-/// comes after it. Windows shorter than such a time are another matter.
+/// A container whose programs keep RM busy at its stop pays its successor in the next windows. Windows that are shorter
+/// than such a call are not protected.
 #[test]
-fn who_delays_its_stop_has_no_more_and_the_others_lose_little() {
+fn delaying_ones_own_stop_gains_nothing_and_costs_others_little() {
     for millis in [1, 3, 7, 20] {
         for shares in [&[30, 70][..], &[70, 30], &[30, 30], &[30, 6, 54], &[40, 20, 20, 20]] {
             let all: Vec<(u32, Work)> = shares.iter().map(|percent| (*percent, STEADY)).collect();
@@ -184,9 +183,9 @@ fn who_delays_its_stop_has_no_more_and_the_others_lose_little() {
     }
 }
 
-/// Whose programs have RM at work whenever the one before is to be stopped has nothing of that.
+/// A container gains nothing if its programs keep RM busy at its predecessor's stop.
 #[test]
-fn who_delays_anothers_stop_has_no_more_than_its_part() {
+fn delaying_anothers_stop_gains_nothing() {
     for millis in [1, 3, 8] {
         for shares in [&[30, 6, 54][..], &[30, 70], &[60, 40]] {
             let all: Vec<(u32, Work)> = shares.iter().map(|percent| (*percent, STEADY)).collect();
@@ -202,7 +201,7 @@ fn who_delays_anothers_stop_has_no_more_than_its_part() {
     }
 }
 
-/// RM does one call after the other, so that a program's allocation waits for those of windows.
+/// RM does one call at a time, so allocations wait for the calls of windows.
 #[test]
 fn allocations_beside_five_windows_wait_a_millisecond_at_most() {
     for outcome in run(&fixed(&[(20, STEADY); 5])) {
@@ -296,8 +295,8 @@ fn a_container_of_which_one_process_works_has_its_share() {
     assert!(blind.shares[0].mean < 20.0, "{}", line(&blind));
 }
 
-/// A program that waits after each kernel has its share while the card keeps an idle group until it is back. Where the
-/// card does not, the others' slices become shorter, which costs switches.
+/// If the card keeps an idle group, a program that waits after each kernel gets its share. If not, the round becomes
+/// shorter, which costs switches.
 #[test]
 fn programs_that_wait_have_their_share_whether_the_card_waits_for_them_or_not() {
     for (one, two, least) in
@@ -359,9 +358,9 @@ fn a_latency_container_is_answered_as_if_it_were_alone() {
     }
 }
 
-/// However short what one uses of its slices, and whatever it does with them, the others have their parts.
+/// Short turns cost other containers at most 8 points.
 #[test]
-fn who_gives_its_slices_away_takes_little_of_others() {
+fn short_turns_cost_others_little() {
     for (share, pause, processes) in [(10, 50, 1), (2, 20, 1), (30, 200, 1), (30, 1_000, 8), (10, 1_000, 2)] {
         let waits = burst(share, Work::waits(pause * MICROSECOND, 0)).processes(processes);
         for other in [burst(100 - share, STEADY), burst(100 - share, STEADY).processes(2)] {
@@ -372,7 +371,7 @@ fn who_gives_its_slices_away_takes_little_of_others() {
             }
         }
     }
-    // Requests of several processes are not put into turns by it.
+    // They do not make several processes of one container take turns of 0.1 s.
     for (work, p99) in [(Work::arrivals(), 20.0), (Work::closed_loop(), 14.0)] {
         for outcome in run(&[burst(70, work).processes(2), burst(30, STEADY)]) {
             println!("{:.1?}, {}", outcome.shares[0].latencies, line(&outcome));

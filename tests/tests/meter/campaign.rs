@@ -19,7 +19,7 @@ use crate::{NEEDS, SOON};
 
 /// Variable by which each kind has a round of its own, as many as it says, in place of one round of all.
 const ROUNDS: &str = "GPUSHARE_CAMPAIGN";
-/// How many rounds there are beside innocent ones.
+/// Variable with the number of rounds of the innocents' test.
 const INNOCENTS: &str = "GPUSHARE_INNOCENTS";
 const KINDS: [&str; 12] = [
     "processes",
@@ -140,7 +140,7 @@ fn round(kinds: &[&str]) {
     assert!(rows.len() <= 30 && rows.iter().all(|row| row["container"] != honest.id()), "{list}");
 }
 
-/// Rounds in each of which a container exhausts one kind, beside one that has just begun and one that stays.
+/// In each round one container exhausts one kind while a new and an old container do nothing wrong.
 fn innocents(rounds: usize) {
     const CLIENT: &str = "/bin/gpushare-tests-client";
     let node = SimulatedNode::one_gpu();

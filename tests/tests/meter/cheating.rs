@@ -281,7 +281,7 @@ fn nobody_waits_for_a_container_that_takes_leases_on_files() {
         let doctor = || cli(config, &["doctor"]).stdout;
         // The driver's own files belong to root, and so does the container's first user.
         assert!(eventually(SOON, || doctor().contains("F_SETLEASE")), "{uid:?}: {}", doctor());
-        // A meter that starts now may have to wait for NVML's library, but for nothing else.
+        // A meter that starts now may wait for NVML's library, but searches in the meantime.
         let meter = meter.unwrap_or_else(|| meter::start(config));
         let is_named = || tells(config, attacker.id(), "file-lease");
         assert!(eventually(SOON, is_named), "{uid:?}: {}", meter.log());

@@ -12,21 +12,19 @@ use crate::meter::account::Held;
 /// at different instants.
 const LOOKS: u32 = 3;
 
-/// The most GPU time beyond a share that is not reported, in nanoseconds, beside what samples are off by. A kernel
-/// that has begun is never cut off, and its container waits afterwards.
+/// GPU time beyond a share that is never reported, in nanoseconds, in addition to sampling noise. A running kernel is
+/// never cut off; its container waits afterwards.
 const MOST_EXCESS: u64 = 1_500_000_000;
 
-/// How much more than it earned is no excess, in percent of that. The libraries time kernels, and are told by nobody how
-/// much they are off: an H200 gave training 34.5 of 30 per cent, and kernels of 200 ms had up to 36.8 of 30 on a
-/// simulated one.
+/// Tolerance in percent of the earned time. The libraries time kernels and cannot see their own error: training had 34.5
+/// of 30 % on an H200, and kernels of 200 ms had 36.8 of 30 % on a simulated one.
 const TOLERANCE: u64 = 25;
 
-/// For how long one sample of the driver's stands, in nanoseconds. While several programs work it names one of them
-/// for all of that time: an H200 gave 6 and 10 of 16 samples to two that worked alike.
+/// Length of one driver sample, in nanoseconds. While several programs work, a sample attributes all of it to one of
+/// them: of 16 samples, an H200 gave 6 and 10 to two equally busy programs.
 const SAMPLE: u128 = 200_000_000;
 
-/// How many standard deviations of such samples prove nothing yet: one honest container in a thousand million is
-/// beyond six.
+/// Number of standard deviations that count as noise. One honest container in a thousand million exceeds six.
 const DEVIATIONS: u64 = 6;
 
 /// GPU time that a share did not earn. It grows by what is used and shrinks by what is earned, never below 0.
@@ -35,13 +33,13 @@ struct Excess {
     used: u64,
     at: u64,
     nanoseconds: u64,
-    /// Since when it is above 0.
+    /// When it last was 0.
     since: u64,
 }
 
 impl Excess {
-    /// What chance explains of it: the sum of samples each of which is all or nothing, and half of them at worst.
-    fn by_chance(&self) -> u64 {
+    /// The part that sampling noise explains. Each sample is all or nothing; a share of one half has the largest variance.
+    fn noise(&self) -> u64 {
         let length = u128::from(self.at.saturating_sub(self.since));
         let deviation = u64::try_from((length * SAMPLE / 4).isqrt()).unwrap_or(u64::MAX);
         DEVIATIONS.saturating_mul(deviation)
@@ -113,8 +111,8 @@ impl Audit {
         if *looks < LOOKS { 0 } else { bytes }
     }
 
-    /// GPU time beyond the share of one line, in nanoseconds, once it is more than a kernel's length and the driver's
-    /// samples explain. `used` is all that the container ever used, up to the time `now`; both in nanoseconds.
+    /// Returns the GPU time beyond the share of one line, in nanoseconds, once a running kernel and sampling noise do not
+    /// explain it. `used` is the container's total GPU time until `now`; both are in nanoseconds.
     pub fn excess(&mut self, lease: &Lease, line: usize, used: u64, now: u64) -> Option<u64> {
         let percent = most_percent(lease, line)?;
         let begin = Excess { used, at: now, nanoseconds: 0, since: now };
@@ -125,7 +123,7 @@ impl Audit {
         if excess.nanoseconds == 0 {
             excess.since = now;
         }
-        (excess.nanoseconds > MOST_EXCESS.saturating_add(excess.by_chance())).then_some(excess.nanoseconds)
+        (excess.nanoseconds > MOST_EXCESS.saturating_add(excess.noise())).then_some(excess.nanoseconds)
     }
 
     /// Forgets leases that ended.
@@ -232,7 +230,7 @@ mod tests {
         assert_ne!([look(9, 9), look(9, 9), look(9, 9)][2], 0, "more than was ever granted");
     }
 
-    /// A `fixed` share of so many per cent.
+    /// A `fixed` share of `percent`.
     fn fixed(percent: u8) -> Lease {
         use gpushare_inventory::GpuUuid;
         use gpushare_quota::{Grant, Holder, LeaseKey, Member};
@@ -247,31 +245,31 @@ mod tests {
         Lease { enforcement: Enforcement::Intercepted, compute_policy: ComputePolicy::Fixed, ..lease }
     }
 
-    /// After how many seconds one is named that is resident for so many per mille of the time beside busy
-    /// neighbours, by samples of which each names one process; `None` within a day.
-    fn named_after(percent: u8, uses: u64, seed: u64) -> Option<u64> {
+    /// Returns the second in which a container with this share is reported that uses `per_mille` of the GPU while its
+    /// neighbours are busy; `None` if that takes more than a day. Each sample names one process.
+    fn reported_after(percent: u8, per_mille: u64, seed: u64) -> Option<u64> {
         const DAY: u64 = 86_400 * 5;
         let (lease, mut audit) = (fixed(percent), Audit::default());
         let (mut used, mut random) = (0, seed);
         (0..DAY).find_map(|sample| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let is_its = (random >> 33) % 1000 < uses;
-            used += if is_its { 200_000_000 } else { 0 };
+            let is_own = (random >> 33) % 1000 < per_mille;
+            used += if is_own { 200_000_000 } else { 0 };
             audit.excess(&lease, 0, used, (sample + 1) * 200_000_000).map(|_| sample / 5)
         })
     }
 
     #[test]
-    fn samples_that_are_a_toss_accuse_nobody_and_who_takes_more_is_named_soon() {
+    fn sampling_noise_accuses_no_honest_container_and_hides_no_cheat() {
         for percent in [10, 30, 60] {
             for seed in 1..=10 {
-                // Within what libraries were seen to be off.
+                // 20 % more than the share, which is within the measured error of the libraries.
                 let honest = u64::from(percent) * 12;
-                assert_eq!(named_after(percent, honest, seed), None, "{percent} % with seed {seed}");
+                assert_eq!(reported_after(percent, honest, seed), None, "{percent} % with seed {seed}");
             }
         }
         for (percent, uses, seconds) in [(10, 990, 8), (30, 990, 12), (30, 600, 60), (60, 990, 60)] {
-            let worst = (1..=10).filter_map(|seed| named_after(percent, uses, seed)).max();
+            let worst = (1..=10).filter_map(|seed| reported_after(percent, uses, seed)).max();
             assert!(worst.is_some_and(|worst| worst <= seconds), "{percent} %: {worst:?}");
         }
     }

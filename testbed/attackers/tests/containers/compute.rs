@@ -133,7 +133,7 @@ fn an_update_counts_from_the_next_frames_on() {
         let change = [&["update"][..], &words, &[container.id()]].concat();
         let _ = cli(runtime.config(), &change).expect_success("update");
         let begun = Instant::now();
-        // What it has in each fifth of a second from there on.
+        // Per cent in each of the following 200 ms.
         let mut parts = Vec::new();
         node.eventually("it has its new share", || {
             let (before, from) = (ran(&node), Instant::now());

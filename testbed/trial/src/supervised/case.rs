@@ -22,9 +22,9 @@ pub struct Tenant {
     pub idle: usize,
     /// Channels of each process.
     pub channels: usize,
-    /// For how many nanoseconds one of them has RM at work, each time that its container is to be stopped.
+    /// Length of a call that its programs make whenever the container is about to be stopped, in nanoseconds.
     pub delays: u64,
-    /// The same, each time that it has been started.
+    /// Length of a call that they make right after each start, in nanoseconds.
     pub hinders: u64,
     /// When its processes start, in nanoseconds.
     pub starts: u64,
@@ -81,7 +81,7 @@ pub struct Case {
     /// How late supervisors wake up.
     pub lateness: Lateness,
     /// For how many nanoseconds a process that has nothing to do keeps the card while others wait. It was not
-    /// measured by itself. What an inference between its launches was seen to get fits 0, and not 20 microseconds.
+    /// measured directly. The latency of an inference on an H200 fits 0, and does not fit 20 microseconds.
     pub holds: u64,
     /// Whether a meter reads the card's record of who worked.
     pub has_record: bool,
@@ -111,8 +111,7 @@ impl Case {
         run::run(self, false)
     }
 
-    /// What each container does without supervisors, in per cent of what it does alone, where its groups have slices of
-    /// so many microseconds.
+    /// Runs without supervisors, with these slices in microseconds. Shares are per cent of what a container does alone.
     #[must_use]
     pub fn run_sliced(&self, slices: &[u64]) -> Outcome {
         run::run_sliced(self, slices)
@@ -133,11 +132,11 @@ impl Case {
 pub struct Outcome {
     /// What each container got.
     pub shares: Vec<Share>,
-    /// When each call to RM began and ended, in nanoseconds.
+    /// Begin and end of each RM call, in nanoseconds.
     pub calls: Vec<(u64, u64)>,
     /// Length of the run in nanoseconds.
     pub length: u64,
-    /// For how many nanoseconds each container had the card by its own record of hand-overs.
+    /// GPU time of each container by the card's record of switches, in nanoseconds.
     pub recorded: Vec<u64>,
     /// For how many nanoseconds each container kept the card busy in each millisecond.
     pub busy: Vec<Vec<u64>>,
@@ -150,13 +149,13 @@ impl Outcome {
         self.shares.iter().map(|share| share.mean).sum()
     }
 
-    /// Per cent of the time for which calls kept RM busy.
+    /// Per cent of the time in which RM was busy.
     #[must_use]
     pub fn load(&self) -> f64 {
         float(self.calls.iter().map(|(begin, end)| end - begin).sum()) * 100.0 / float(self.length)
     }
 
-    /// For how many nanoseconds of 100 calls of others 99 wait for RM at most, which come at any time.
+    /// 99th percentile of how long other calls at random times wait for RM, in nanoseconds.
     #[must_use]
     pub fn wait(&self) -> u64 {
         const STEP: usize = 10_000;

@@ -33,7 +33,7 @@ pub enum Between {
     /// By chance, so many nanoseconds after the begin of the last one in the mean. Requests that come earlier
     /// wait.
     Arrivals(u64),
-    /// So many nanoseconds after the begin of the last one.
+    /// This many nanoseconds after the begin of the last request.
     Period(u64),
 }
 

@@ -31,7 +31,7 @@ pub(super) fn run(case: &Case, is_held: bool) -> Outcome {
     run.outcome(is_held)
 }
 
-/// Makes the run without supervisors, with these slices.
+/// Runs without supervisors, with these slices in microseconds.
 pub(super) fn run_sliced(case: &Case, slices: &[u64]) -> Outcome {
     let mut run = Run::new(case, false);
     for (slice, contexts) in slices.iter().zip(&run.contexts) {
@@ -193,7 +193,7 @@ impl<'c> Run<'c> {
         Outcome { shares: shares.collect(), calls, recorded: self.recorded(), busy, length: self.end() }
     }
 
-    /// For how long each container had the card by the record that it keeps.
+    /// GPU time of each container by the card's record of switches, in nanoseconds.
     fn recorded(&self) -> Vec<u64> {
         let mut engine = Engine::since(0);
         let holder = |process: usize| Holder { pid: u32::try_from(process).unwrap_or(0), context: 0 };

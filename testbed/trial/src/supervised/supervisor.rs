@@ -35,7 +35,7 @@ pub struct Lateness {
 #[derive(Debug, Default)]
 pub(super) struct Manager {
     free: u64,
-    /// When each call began and ended.
+    /// Begin and end of each call.
     pub(super) calls: Vec<(u64, u64)>,
 }
 
@@ -49,7 +49,7 @@ impl Manager {
         (begin, self.free)
     }
 
-    /// A program's own call keeps it busy for so many nanoseconds from `now` on.
+    /// A call of a program's keeps RM busy for `length` nanoseconds from `now` on.
     fn hold(&mut self, now: u64, length: u64) {
         self.free = now.max(self.free) + length;
     }
@@ -61,9 +61,9 @@ pub(super) struct Line {
     pub(super) working: u32,
     /// How many of its groups had the card of late, by its record.
     pub(super) recorded: Option<Recorded>,
-    /// When its channels were started last, in microseconds.
+    /// When its channels were last started, in microseconds.
     started: u64,
-    /// What it pays for an overrun, and what it uses of slices that it gives away, in microseconds.
+    /// [`Tenant::pays`] and [`Tenant::stint`].
     pays: u32,
     stint: u32,
 }
@@ -100,7 +100,7 @@ pub(super) struct Supervisor {
     channels: usize,
     delays: u64,
     hinders: u64,
-    /// When its channels were started last, in microseconds.
+    /// When its channels were last started, in microseconds.
     started: u64,
     controller: Controller,
     chance: Chance,
@@ -193,7 +193,7 @@ impl Supervisor {
         i64::try_from(self.tenant).unwrap_or(0)
     }
 
-    /// Who is on the card, by the board.
+    /// The tenants on the board.
     fn tenants(&self, board: &[Line], policies: &[Policy]) -> Vec<Tenant> {
         let lines = board.iter().zip(policies).zip(0..).filter(|((line, _), _)| line.working > 0);
         let tenant = |((line, policy), lease): ((&Line, &Policy), i64)| Tenant {
