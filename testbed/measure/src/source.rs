@@ -1,7 +1,7 @@
 //! Figures of one file.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use proc_macro2::{TokenStream, TokenTree};
