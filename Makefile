@@ -138,7 +138,6 @@ TARGETS  ?= calls edit elf limits loader_cache proc request settings state usage
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address --cfg fuzzing
-# SQLite is C, which gcc instruments: its globals have no mark that the sanitizer of Rust's LLVM would know.
 fuzz: ## Readers of foreign bytes by libFuzzer; needs a nightly toolchain and a C++ compiler.
 	cd testbed/fuzz/libfuzzer && RUSTFLAGS="$(COVERAGE)" $(CARGO) +nightly build --release --locked --target $(TARGET)
 	for target in $(TARGETS); do \

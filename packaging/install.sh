@@ -111,7 +111,3 @@ for program in gpushare-simulator gpushare gpushare-supervisor gpushare-hook gpu
     put 755 "$built/release/$program" "$root/bin"
 done
 
-# Versions that kept the leases in a database left them there. Whoever needs them next would take them over, but a hook.
-if [ -z "$destdir" ] && [ -e /run/gpushare/quota.db ]; then
-    "$root/bin/gpushare" sweep >/dev/null || echo "run \`gpushare sweep\`, which takes over the leases of the version before"
-fi

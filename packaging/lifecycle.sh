@@ -22,17 +22,27 @@ at() {
     [ -n "$destdir" ] || [ ! -d "$prefix" ] || prefix=$(CDPATH= cd -P -- "$prefix" && pwd -P)
 }
 
-# may_come LEDGER [ROOT]: refuses programs that cannot read the leases of this machine, because newer ones wrote them.
-# LEDGER is the version of leases that the programs write (VERSION in quota/src/ledger/text.rs); they read all earlier
-# ones. They would refuse every container, and those that run could not give their shares back. Only the usual state
-# folder is looked at, below ROOT where the machine's root is mounted there.
+# The oldest leases that these programs read (READABLE in quota/src/ledger/text.rs).
+oldest_ledger=4
+
+# may_come LEDGER [ROOT]: refuses programs that cannot read the leases of this machine. LEDGER is the version of leases
+# that they write (VERSION in quota/src/ledger/text.rs). They would refuse every container, and containers that run could
+# not give their shares back. Checks the usual state folder alone, below ROOT where the machine's root is mounted there.
 may_come() {
     for ledger in "${2-}"/run/gpushare/leases-*; do
         found=$(sed -n '1s/^gpushare leases, version \([0-9][0-9]*\):.*/\1/p' "$ledger" 2>/dev/null) || continue
         [ "${found:-0}" -le "$1" ] ||
             refuse "$ledger has version $found, this gpushare reads $1:" \
                 "end the containers with shares, remove the newer gpushare, then install this one"
+        [ "${found:-$1}" -ge "$oldest_ledger" ] ||
+            refuse "$ledger has version $found, this gpushare reads versions from $oldest_ledger on:" \
+                "end the containers with shares, remove the older gpushare, then install this one"
     done
+    # The version of a database whose leases stand in a ledger is 200.
+    database="${2-}/run/gpushare/quota.db"
+    [ ! -e "$database" ] || [ "$(od -An -tu1 -j60 -N4 "$database" 2>/dev/null | tr -d ' ')" = 000200 ] ||
+        refuse "$database is of an early version, which this gpushare cannot read:" \
+            "end the containers with shares, remove the older gpushare, then install this one"
 }
 
 # How one goes on nevertheless; with sudo the variable stands behind it.
@@ -232,9 +242,6 @@ after_install() {
         echo "gpushare: and \`systemctl enable --now gpushare-meter.service gpushare-sweep.timer" \
             "gpushare-system.service\`"
     fi
-    # Versions that kept the leases in a database left them there. Whoever needs them next takes them over, but a hook.
-    [ ! -e /run/gpushare/quota.db ] || "$1/bin/gpushare" sweep >/dev/null ||
-        echo "gpushare: run \`gpushare sweep\`, which takes over the leases of the version before"
 }
 
 # forget_shares PREFIX [ROOT]: what nobody needs without the programs. Engines would offer devices whose hook is gone.

@@ -97,13 +97,8 @@ def component(name, version, licence, purl, sha=None, url=None):
     return one
 
 
-def compiled_in(packages):
-    """What no manifest names: SQLite inside libsqlite3-sys, Rust's own library, and glibc in the static programs."""
-    sqlite = next((package for package in packages if package["name"] == "libsqlite3-sys"), None)
-    if sqlite:
-        header = read(f"{os.path.dirname(sqlite['manifest_path'])}/sqlite3/sqlite3.h")
-        version = re.search(r'#define SQLITE_VERSION +"([^"]+)"', header)[1]
-        yield component("sqlite", version, "blessing", f"pkg:generic/sqlite@{version}"), "In the public domain."
+def compiled_in():
+    """What no manifest names: Rust's own library, and glibc in the static programs."""
     version = output("rustc", "--version").split()[1]
     rust = component("rust-std", version, "MIT OR Apache-2.0", f"pkg:generic/rust-std@{version}")
     yield rust, "Apache-2.0: see LICENSE."
@@ -135,7 +130,7 @@ def main():
         if package["source"] is not None:
             for path in texts(package, packages):
                 by_text.setdefault(read(path).strip(), []).append(f"{name} {version} ({expression(package)})")
-    for one, text in compiled_in(packages):
+    for one, text in compiled_in():
         components.append(one)
         licence = one["licenses"][0]["expression"]
         by_text.setdefault(text.strip(), []).append(f"{one['name']} {one['version']} ({licence})")

@@ -15,16 +15,13 @@ use gpushare_quota::StateFolder;
 use nvml_wrapper::Nvml;
 
 use crate::table;
-use crate::takeover::take_over;
 use memory::Memory;
 use nvlink::Links;
 
-/// Asks NVML and writes the answer into the cache. A creation that finds an earlier version's quota store
-/// calls this too.
+/// Asks NVML and writes the answer into the cache.
 pub fn refresh() -> Result<()> {
     let config = Config::load()?;
     let state = StateFolder::open(&config.paths.state)?;
-    take_over(state.path())?;
     let node = Node::open(&config.roots)?;
     fit(&config, &node, &state)?;
     let totals = ask(&node, &state)?;

@@ -39,7 +39,6 @@ mod run;
 mod serve;
 mod system;
 mod table;
-mod takeover;
 mod top;
 mod update;
 mod violation;

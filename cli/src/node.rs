@@ -8,8 +8,6 @@ use gpushare_inject::open_measured;
 use gpushare_inventory::{Faults, GpuUuid, Node, NodeError, Totals, boot_id};
 use gpushare_quota::{StateFolder, Store};
 
-use crate::takeover::take_over;
-
 /// The node's inventory, without the GPUs that are out of service. See [`all`].
 pub fn inventory(config: &Config, state: &StateFolder) -> Result<Node> {
     Ok(all(config, state)?.without_faulty(&Faults::load(state.path()))?)
@@ -46,7 +44,6 @@ pub fn shown(config: &Config) -> Result<Node, NodeError> {
 /// Opens the state folder and the store.
 pub fn store(config: &Config) -> Result<(StateFolder, Store)> {
     let state = StateFolder::open(&config.paths.state)?;
-    take_over(state.path())?;
     state.keep_history_in(&config.paths.history);
     let store = open_measured(&state).context("cannot open the quota store")?;
     Ok((state, store))

@@ -12,7 +12,7 @@ use anyhow::{Context, Error, Result, bail};
 use gpushare_config::{Config, reason_of};
 use gpushare_inject::{
     Bundle, Live, REFUSAL, Region, Requester, Settings, Whose, give_back, grant, measured, one_line,
-    open_store, title,
+    open_measured, title,
 };
 use gpushare_quota::{
     Holder, LeaseKey, LeaseState, Member, Reason, Release, ReleaseReason, StateFolder, Store, StoreError,
@@ -119,7 +119,7 @@ fn give(
 /// become the hook's parent, the runtime, or from this hook, configured twice.
 fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
     let folder = StateFolder::open(settings.programs.state)?;
-    let store = open_store(&folder, settings)?;
+    let store = open_measured(&folder)?;
     let parent = Holder::init(getppid().as_raw()).ok();
     let same = |one: &Holder, other: &Holder| (one.pid, one.start_time) == (other.pid, other.start_time);
     for lease in store.leases_by_id(id)? {

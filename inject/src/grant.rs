@@ -186,7 +186,7 @@ pub fn grant<T, E: From<GrantError>>(
     apply: impl FnOnce(&Plan, Reservation<'_>, Value) -> Result<T, E>,
 ) -> Result<T, E> {
     let facts = Facts::read(&mut requester, settings)?;
-    let store = open_store(&facts.state, settings)?;
+    let store = open_measured(&facts.state).map_err(GrantError::from)?;
     let reservation = facts.reserve(&requester, &store, settings)?;
     let undo = Undo::of(&store, &facts.state, reservation.lease());
     if let Some(note) = too_little(reservation.lease()) {
@@ -212,21 +212,6 @@ pub fn grant<T, E: From<GrantError>>(
     let done = apply(&plan, reservation, requester.json)?;
     undo.keep();
     Ok(done)
-}
-
-/// Opens the quota store. The leases of an earlier version are taken over first, by the CLI, which alone
-/// reads its database.
-///
-/// # Errors
-/// When the store cannot be used, or the CLI fails.
-pub fn open_store(state: &StateFolder, settings: &Settings) -> Result<Store, GrantError> {
-    match open_measured(state) {
-        Err(StoreError::Earlier { .. }) => {
-            node_facts::refresh(settings)?;
-            Ok(open_measured(state)?)
-        }
-        other => Ok(other?),
-    }
 }
 
 /// The node with its GPUs' sizes. What is not known yet of this boot and driver is found out by the CLI.
@@ -269,7 +254,7 @@ impl<'a> Facts<'a> {
         let programs = settings.programs.clone();
         let here = Programs { state: state.path(), ..programs.clone() };
         admit(&requester.json, requester.bundle.path(), &here, &node, settings.policy.strict)?;
-        let claimed = look_up_claim(requester.container, || open_store(&state, settings))?;
+        let claimed = look_up_claim(requester.container, || open_measured(&state).map_err(GrantError::from))?;
         let container = claimed.as_ref().unwrap_or(requester.container);
         let allocated = look_up_allocation(container, &state, settings.policy.kubelet)?;
         let container = allocated.as_ref().unwrap_or(container);

@@ -65,7 +65,7 @@ pub use edit::{EditError, lease_of_previous_plan, refuse_previous_plan, take_out
 pub use fitted::{FitError, Fitted};
 pub use give_back::{Whose, forget_ended, forget_swept, give_back, give_back_ended};
 pub use grant::{
-    GrantError, Requester, admit, admit_mode, beside_sick, clear, grant, known_node, open_store, too_little,
+    GrantError, Requester, admit, admit_mode, beside_sick, clear, grant, known_node, too_little,
 };
 pub use host_files::{HostFileError, HostFiles, HostLibrary, LibraryKind, is_same_file};
 pub use image::{CacheFile, Image, ImageError, RootFolder};

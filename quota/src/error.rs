@@ -75,9 +75,10 @@ pub enum StoreError {
         /// Its version.
         version: u32,
     },
-    /// An earlier version of gpushare kept the leases in this database. `gpushare sweep` takes them over.
+    /// An early version of gpushare kept the leases in this database.
     #[error(
-        "the quota store {path} is of an earlier version; run `gpushare sweep`, which takes its leases over"
+        "the quota store {path} is of an early version, which this gpushare cannot read; end the containers with \
+         shares, then delete that file"
     )]
     Earlier {
         /// Path of the database.

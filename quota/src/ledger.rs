@@ -95,7 +95,7 @@ impl Ledger {
     }
 
     /// Whether this boot has none yet.
-    pub fn is_absent(&self) -> bool {
+    fn is_absent(&self) -> bool {
         is_absent(&self.path)
     }
 
@@ -132,11 +132,7 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::read`], and when others take longer than the deadline.
     pub fn write(&self) -> Result<Writing<'_>, StoreError> {
-        self.write_in(Turn::take(&self.state)?)
-    }
-
-    /// As [`Ledger::write`], with the turn.
-    pub fn write_in(&self, turn: Turn) -> Result<Writing<'_>, StoreError> {
+        let turn = Turn::take(&self.state)?;
         let file = self.file(true)?;
         let mut page = self.look(&file).and_then(|found| self.checked(found))?;
         page.head.namespaces.clone_from(&self.boot.namespaces);
@@ -195,16 +191,13 @@ impl Ledger {
             return Err(StoreError::Earlier { path: database(&self.state) });
         }
         self.forbid_regions()?;
-        self.make(&turn, Vec::new(), 0)?;
+        self.make(&turn)?;
         // Only now: until the new ledger stands, an earlier one proves that regions are an earlier boot's.
         self.retire_earlier(&turn)
     }
 
-    /// Moves what earlier boots left to the history.
-    ///
-    /// # Errors
-    /// When it cannot be removed.
-    pub fn retire_earlier(&self, _turn: &Turn) -> Result<(), StoreError> {
+    /// Moves the leases of earlier boots to the history.
+    fn retire_earlier(&self, _turn: &Turn) -> Result<(), StoreError> {
         for path in self.earlier_boots()? {
             self.retire(&path);
             fs::remove_file(&path).map_err(|error| StoreError::io(&path, error))?;
@@ -212,16 +205,16 @@ impl Ledger {
         Ok(())
     }
 
-    /// Makes the file with these leases. Ids continue from the clock in microseconds, so that regions of an
-    /// earlier ledger are never taken for those of new leases, and after `last_id`.
-    pub fn make(&self, _turn: &Turn, entries: Vec<Entry>, last_id: i64) -> Result<(), StoreError> {
+    /// Makes the file, without leases. Ids begin with the clock in microseconds, so that regions of an earlier ledger
+    /// never belong to new leases.
+    fn make(&self, _turn: &Turn) -> Result<(), StoreError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let clock = i64::try_from(since.as_micros()).unwrap_or(i64::MAX / 2);
-        let head = Head { namespaces: self.boot.namespaces.clone(), next: clock.max(last_id + 1) };
+        let head = Head { namespaces: self.boot.namespaces.clone(), next: clock };
         let io = |error| StoreError::io(&self.path, error);
         let spare = self.spare();
         let file = open_new(&spare).map_err(io)?;
-        let text = text::of(&Page::new(&self.path, head, entries), PAGE);
+        let text = text::of(&Page::new(&self.path, head), PAGE);
         file.write_all_at(&text, 0).map_err(io)?;
         fs::rename(&spare, &self.path).map_err(io)?;
         reserve(&open_new(&spare).map_err(io)?, text.len()).map_err(io).map(drop)

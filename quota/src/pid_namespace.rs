@@ -15,11 +15,6 @@ impl PidNamespace {
         FileIdentity::of(path).ok().map(Self)
     }
 
-    /// Whether it is the machine's first pid namespace (Linux, proc_ns.h: PROC_PID_INIT_INO).
-    pub(crate) fn is_first(self) -> bool {
-        self.0.inode == 0xEFFF_FFFC
-    }
-
     /// The namespace of this process; `None` where /proc is not mounted.
     pub fn own() -> Option<Self> {
         Self::at(Path::new("/proc/self/ns/pid"))

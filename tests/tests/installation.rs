@@ -162,6 +162,12 @@ fn what_would_harm_a_machine_is_refused_and_nothing_is_written_elsewhere() {
         let newer = "run/gpushare/leases-of-a-newer-gpushare";
         write(newer, "gpushare leases, version 9999: 0000000000 bytes, crc32 00000000\n");
         refused("install.sh", "has version 9999");
+        fs::remove_dir_all(machine.path("run/gpushare")).expect("it can be removed");
+        write("run/gpushare/leases-of-an-older-gpushare", "gpushare leases, version 3: 0000000000 bytes\n");
+        refused("install.sh", "has version 3");
+        fs::remove_dir_all(machine.path("run/gpushare")).expect("it can be removed");
+        write("run/gpushare/quota.db", &"x".repeat(100));
+        refused("install.sh", "is of an early version");
         assert!(!machine.path("usr/local/bin/gpushare").exists());
         fs::remove_dir_all(machine.path("run/gpushare")).expect("it can be removed");
 

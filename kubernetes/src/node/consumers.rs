@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
-use gpushare_inject::open_store;
+use gpushare_inject::open_measured;
 use gpushare_inventory::Gpu;
 use gpushare_quota::{ClaimName, words};
 use k8s_openapi::api::core::v1::Pod;
@@ -65,7 +65,7 @@ pub async fn note_consumers(
     });
     let (pods, uid, noting) = (claim::pods(found), name.uid.clone(), Arc::clone(agent));
     let is_stale = spawn_blocking(move || {
-        let store = open_store(&noting.state, &noting.settings())?;
+        let store = open_measured(&noting.state)?;
         let prepared = allotted.is_some().then(|| store.request_of_claim(&uid)).transpose()?.flatten();
         let is_stale = prepared.zip(allotted).is_some_and(|(prepared, allotted)| prepared != allotted);
         let pods = if is_stale { Some(Vec::new()) } else { pods };

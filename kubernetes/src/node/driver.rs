@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
-use gpushare_inject::{forget_swept, known_node, one_line, open_store, out_of_service};
+use gpushare_inject::{forget_swept, known_node, one_line, open_measured, out_of_service};
 use gpushare_quota::{Admission, ClaimName, Release};
 use http::Request;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -119,7 +119,7 @@ fn reserve(agent: &Agent, name: &ClaimName, claim: &ResourceClaim, _turn: &Turn)
     if allotment.devices.is_empty() {
         bail!("the claim has no device of this driver on node {}", agent.options.node_name);
     }
-    let store = open_store(&agent.state, &settings)?;
+    let store = open_measured(&agent.state)?;
     let forget = |swept: &_| forget_swept(&agent.state, swept);
     let (pods, request) = (claim::pods(claim), &allotment.request);
     // A taint tells the scheduler of a cordoned GPU: who was placed there was so before, or tolerates it.
@@ -149,7 +149,7 @@ async fn release(agent: &Arc<Agent>, uid: &str) -> Result<()> {
 pub fn give_back(agent: &Agent, uid: &str, _turn: &Turn) -> Result<()> {
     // The file goes first: no container may be created with a token that holds nothing.
     cdi::remove(agent, uid)?;
-    let store = open_store(&agent.state, &agent.settings())?;
+    let store = open_measured(&agent.state)?;
     // Its containers have ended; whoever was killed before it could tell is swept now.
     store.sweep()?.iter().for_each(|swept| forget_swept(&agent.state, swept));
     if let Some(swept) = store.release_claim(uid)? {

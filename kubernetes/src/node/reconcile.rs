@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::Result;
-use gpushare_inject::{forget_ended, known_node, open_store};
+use gpushare_inject::{forget_ended, known_node, open_measured};
 use gpushare_inventory::Gpu;
 use gpushare_quota::{ClaimName, Holder, Lease, ResourceClaim};
 use tokio::task::spawn_blocking;
@@ -56,7 +56,7 @@ async fn held(agent: &Arc<Agent>, which: Which<'_>) -> Result<Vec<ClaimName>> {
     let (looking, turn) = (Arc::clone(agent), agent.turn().await);
     let claims = spawn_blocking(move || {
         let _turn = turn;
-        let store = open_store(&looking.state, &looking.settings())?;
+        let store = open_measured(&looking.state)?;
         let claims = store.claims()?;
         cdi::remove_others(&looking, |uid| claims.iter().any(|(claim, _)| claim.name.uid == uid))?;
         forget_ended(&looking.state, &store)?;
@@ -98,7 +98,7 @@ async fn give_back_unused(agent: &Arc<Agent>, name: &ClaimName) -> Result<()> {
     }
     let (agent, name) = (Arc::clone(agent), name.clone());
     spawn_blocking(move || {
-        let store = open_store(&agent.state, &agent.settings())?;
+        let store = open_measured(&agent.state)?;
         let its = |(claim, _): &(ResourceClaim, Lease)| claim.name.uid == name.uid;
         let Some((_, lease)) = store.claims()?.into_iter().find(its) else { return Ok(()) };
         let lives = |holder: &Holder| !holder.is_agent() && !holder.is_gone();

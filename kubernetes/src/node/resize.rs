@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use gpushare_inject::{
     LONGEST, RestateError, Settings, change_share, changes, fit, known_allocation, known_node,
-    living_configuration, one_line, open_store, own_annotations, restate,
+    living_configuration, one_line, open_measured, own_annotations, restate,
 };
 use gpushare_inventory::Node;
 use gpushare_quota::{Change, Lease, PodContainer, Store, words};
@@ -163,7 +163,7 @@ fn look(
     mut held: HashMap<i64, Own>,
 ) -> Result<(HashMap<i64, Own>, Vec<Outcome>)> {
     let settings = agent.settings();
-    let store = open_store(&agent.state, &settings)?;
+    let store = open_measured(&agent.state)?;
     let leases = store.leases()?;
     held.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
     let mut outcomes = Vec::new();

@@ -59,10 +59,9 @@ struct Brief {
 }
 
 impl Page {
-    /// A page with these leases.
-    pub fn new(path: &Path, head: Head, entries: Vec<Entry>) -> Self {
-        let rows = entries.into_iter().map(|entry| Row::Written(Box::new(entry))).collect();
-        Self { head, path: path.into(), text: String::new(), rows }
+    /// A page without leases.
+    pub fn new(path: &Path, head: Head) -> Self {
+        Self { head, path: path.into(), text: String::new(), rows: Vec::new() }
     }
 
     /// A page whose leases stand in `text` from `start` on, a line each.

@@ -7,12 +7,11 @@ use std::path::Path;
 use super::Page;
 use super::page::Line;
 
-/// Raised with every change to what follows it. 2: leases of resource claims. 3: names of containers.
-/// 4: time slices. 5: leases that a supervisor holds. 6: limits that shrank.
+/// Raised with every change to what follows it. 5: leases that a supervisor holds. 6: limits that shrank.
 const VERSION: u32 = 6;
-/// The earliest version whose lines are also lines of this one. A running node has such a ledger after an
-/// upgrade.
-const READABLE: u32 = 1;
+/// The earliest version that can be read. A running node has such a ledger after an upgrade.
+/// packaging/lifecycle.sh has the same number.
+const READABLE: u32 = 4;
 /// What the first line says before the version.
 const TITLE: &str = "gpushare leases, version ";
 
@@ -53,13 +52,10 @@ fn first_line(length: usize, sum: u32) -> String {
     format!("{TITLE}{VERSION}: {length:010} bytes, crc32 {sum:08x}\n")
 }
 
-/// The checksum of a body. From version 3 on it covers the version, so that a damaged one is not taken for an
-/// earlier one.
+/// The checksum of a body. It covers the version, so that a damaged one is not taken for an earlier one.
 fn checksum(version: u32, body: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
-    if version > 2 {
-        hasher.update(&version.to_le_bytes());
-    }
+    hasher.update(&version.to_le_bytes());
     hasher.update(body);
     hasher.finalize()
 }

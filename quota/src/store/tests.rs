@@ -273,7 +273,7 @@ fn a_spoiled_ledger_of_an_earlier_boot_hinders_nobody() {
 
 #[test]
 fn a_ledger_that_is_not_ours_is_refused_and_kept() {
-    for content in [&b""[..], &[0; 4096], b"gpushare leases, version 2: 0 bytes\n", &[0xff; 8192]] {
+    for content in [&b""[..], &[0; 4096], b"gpushare leases, version 4: 0 bytes\n", &[0xff; 8192]] {
         let folder = tempfile::tempdir().unwrap();
         fs::write(file(&folder), content).unwrap();
         let store = Store::open(folder.path()).unwrap();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use gpushare_inject::{change_share, fit, known_node, open_store};
+use gpushare_inject::{change_share, fit, known_node, open_measured};
 use gpushare_quota::{Change, ClaimName, LeaseKey};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::task::spawn_blocking;
@@ -61,7 +61,7 @@ pub async fn follow(agent: &Arc<Agent>, name: &ClaimName, found: &ResourceClaim)
 /// Changes the claim's share. Returns what it is then, in words; `None` where nothing of it was to change.
 fn change(agent: &Agent, name: &ClaimName, found: &ResourceClaim) -> Result<Option<String>> {
     let settings = agent.settings();
-    let store = open_store(&agent.state, &settings)?;
+    let store = open_measured(&agent.state)?;
     let lease = store.lease(&LeaseKey::of_claim(&name.uid)?)?.context("the claim holds no share here")?;
     let own = own(found.metadata.annotations.as_ref());
     if lease.restated == own {

@@ -191,15 +191,21 @@ fn claims_do_not_outlive_a_boot() {
 }
 
 #[test]
-fn a_ledger_of_version_1_is_read_and_goes_on_as_one_of_now() {
+fn the_oldest_readable_ledger_continues_as_one_of_this_version() {
     let (folder, store) = open();
     let lease = keep(&store, "a", THIRTY, &here()).unwrap();
     let text = fs::read_to_string(file(&folder)).unwrap();
     let (_, body) = text.trim_end().split_once('\n').unwrap();
-    let body = format!("{}\n", body.replace(",\"claim\":null", ""));
-    let sum = crc32fast::hash(body.as_bytes());
-    let first = format!("gpushare leases, version 1: {:010} bytes, crc32 {sum:08x}\n", body.len());
-    fs::write(file(&folder), first + &body).unwrap();
+    let body = format!("{}\n", body.replace(",\"shrunk_from\":[]", ""));
+    let write = |version: u32| {
+        let sum = crc32fast::hash(&[&version.to_le_bytes(), body.as_bytes()].concat());
+        let first =
+            format!("gpushare leases, version {version}: {:010} bytes, crc32 {sum:08x}\n", body.len());
+        fs::write(file(&folder), first + &body).unwrap();
+    };
+    write(3);
+    assert!(matches!(store.leases(), Err(StoreError::Version { version: 3, .. })));
+    write(4);
     assert_eq!(store.leases().unwrap(), [lease]);
     claim(&store, UID, THIRTY).unwrap();
     let title = text.split_once(": ").unwrap().0;
