@@ -4,7 +4,7 @@
 //!
 //! A container, or its image, decides how much there is to be searched. So a thread of its own searches, each
 //! container within bounds of entries, bytes and time, and nobody waits for it. A container beyond them is
-//! named, and so is one whose search has not come back. A process counts only as long as it lives and is in
+//! reported, and so is one whose search does not return. A process counts only as long as it lives and is in
 //! the container's cgroup, so that nobody is taken for an earlier process of his number.
 
 mod descriptors;
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use gpushare_inject::Region;
 use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, cgroup_of, living_thread};
+use nix::time::{ClockId, clock_gettime};
 
 use self::limits::{Limited, Note};
 use self::mounts::{Expected, Mounts};
@@ -33,9 +34,11 @@ use crate::violation::{Kind, Violation};
 const MOST_PROCESSES: usize = 4096;
 /// The longest that one container may take at a time.
 const LONGEST: Duration = Duration::from_millis(500);
-/// After how long a search counts as one that does not come back.
-const STUCK: Duration = Duration::from_secs(1);
-/// After how long the others are searched without it.
+/// How many rounds in a row one container's search has to wait before the container is reported for it.
+const LATE_ROUNDS: u32 = 2;
+/// How long a single search waits for its answers.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// After how long a search counts as one that does not return. The others are then searched without it.
 const LOST: Duration = Duration::from_secs(3);
 /// How long a container is left out of which a search did not come back for so long.
 const LEFT_OUT: Duration = Duration::from_secs(60);
@@ -72,6 +75,10 @@ impl Subject {
 /// What is left of one container's bounds.
 struct Budget {
     until: Instant,
+    /// Processor time of this thread at the begin.
+    begun: Duration,
+    /// Whether time ran out.
+    is_late: bool,
     lists: usize,
     descriptors: usize,
     /// What was not searched.
@@ -80,8 +87,14 @@ struct Budget {
 
 impl Budget {
     fn new() -> Self {
-        let until = Instant::now() + LONGEST;
-        Self { until, lists: mounts::MOST_LISTS, descriptors: descriptors::MOST, missed: BTreeSet::new() }
+        Self {
+            until: Instant::now() + LONGEST,
+            begun: processor_time(),
+            is_late: false,
+            lists: mounts::MOST_LISTS,
+            descriptors: descriptors::MOST,
+            missed: BTreeSet::new(),
+        }
     }
 
     /// Takes note of something that was not searched.
@@ -90,12 +103,19 @@ impl Budget {
     }
 
     fn is_over(&mut self) -> bool {
-        let is_over = Instant::now() >= self.until;
-        if is_over {
-            self.miss("all of its processes in time");
-        }
-        is_over
+        self.is_late |= Instant::now() >= self.until;
+        self.is_late
     }
+
+    /// Whether the search itself took the time. If not, it waited, perhaps for a lock that another container held.
+    fn took_its_time(&self) -> bool {
+        processor_time().saturating_sub(self.begun) >= LONGEST / 2
+    }
+}
+
+/// Processor time of this thread.
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// Searches containers, one after the other.
@@ -106,12 +126,14 @@ struct Searcher {
     limited: Limited,
     /// Leases whose containers took all of their time, in the order of their last search.
     costly: Vec<i64>,
+    /// The lease whose search alone was late in the last rounds, and in how many.
+    late: Option<(i64, u32)>,
 }
 
 impl Searcher {
     fn new(state: &Path, libcuda: &Path) -> Self {
         let (mounts, limited) = (Mounts::default(), Limited::default());
-        Self { state: state.into(), libcuda: libcuda.into(), mounts, limited, costly: Vec::new() }
+        Self { state: state.into(), libcuda: libcuda.into(), mounts, limited, costly: Vec::new(), late: None }
     }
 
     /// `begin` is told which lease's containers are next, and `end` what was found in them. Those that take
@@ -128,20 +150,32 @@ impl Searcher {
         let costly: Vec<&Lease> = self.costly.iter().take(MOST_COSTLY).filter_map(|id| lease(*id)).collect();
         let others: Vec<&Lease> =
             subject.leases.iter().filter(|lease| !self.costly.contains(&lease.id)).collect();
+        let mut late = Vec::new();
         for lease in others.into_iter().chain(costly) {
             begin(lease.id);
             self.limited.forget(lease.id);
             let since = Instant::now();
-            let found = self.search_one(lease, subject);
+            let (found, is_late) = self.search_one(lease, subject);
+            late.extend(is_late.then_some(lease.id));
             self.costly.retain(|id| *id != lease.id);
             if since.elapsed() >= LONGEST / 2 {
                 self.costly.push(lease.id);
             }
             end(lease.id, found);
         }
+        self.late = match late[..] {
+            [id] => Some((id, self.rounds_late(id).saturating_add(1))),
+            _ => None,
+        };
     }
 
-    fn search_one(&mut self, lease: &Lease, subject: &Subject) -> Vec<Violation> {
+    /// In how many rounds in a row the search of this lease alone was late.
+    fn rounds_late(&self, lease: i64) -> u32 {
+        self.late.filter(|(id, _)| *id == lease).map_or(0, |(_, rounds)| rounds)
+    }
+
+    /// Returns the violations, and whether time ran out.
+    fn search_one(&mut self, lease: &Lease, subject: &Subject) -> (Vec<Violation>, bool) {
         let mut budget = Budget::new();
         let on_gpu = subject.on_gpu.get(&lease.id).cloned().unwrap_or_default();
         let mut pids: Vec<u32> = on_gpu.iter().copied().collect();
@@ -194,8 +228,11 @@ impl Searcher {
             }
         }
         self.mounts.end(lease.id, views);
+        if budget.is_late && (budget.took_its_time() || self.rounds_late(lease.id) >= LATE_ROUNDS) {
+            budget.miss("all of its processes in time");
+        }
         found.extend(unsearched(lease, &budget));
-        found
+        (found, budget.is_late)
     }
 }
 
@@ -325,16 +362,28 @@ impl Searches {
             subject.leases.retain(|lease| self.lost.iter().all(|(lost, ..)| *lost != lease.id));
             worker.is_busy = worker.work.send(subject).is_ok();
         }
-        let away = self
-            .lost
-            .iter()
-            .map(|(lease, ..)| *lease)
-            .chain(self.worker.as_ref().and_then(|worker| worker.stuck_for(STUCK)));
-        let away = away.filter_map(|id| leases.iter().find(|lease| lease.id == id)).map(|lease| {
-            let text = format!("a search of its processes does not come back{}", cgroups(lease));
-            Violation::by(lease, None, Kind::Unsearched, text)
-        });
-        self.last.values().flatten().cloned().chain(away).collect()
+        self.last.values().flatten().cloned().chain(self.not_returned(leases)).collect()
+    }
+
+    /// Reports searches that do not return. If there are several, the cause may be outside of their containers, such as a
+    /// lock of the kernel that another one holds.
+    fn not_returned(&self, leases: &[Lease]) -> Option<Violation> {
+        let lost = self.lost.iter().filter_map(|(id, ..)| leases.iter().find(|lease| lease.id == *id));
+        match lost.collect::<Vec<_>>()[..] {
+            [] => None,
+            [lease] => {
+                let text = format!("a search of its processes does not return{}", cgroups(lease));
+                Some(Violation::by(lease, None, Kind::Unsearched, text))
+            }
+            ref several => Some(Violation {
+                lease: None,
+                container: "node".to_owned(),
+                pid: None,
+                kind: Kind::Unsearched.name().to_owned(),
+                text: format!("searches of {} containers do not return", several.len()),
+                born: None,
+            }),
+        }
     }
 
     fn is_busy(&self) -> bool {
@@ -358,7 +407,7 @@ pub fn once(state: &Path, libcuda: &Path, subject: Subject) -> Vec<Violation> {
     let leases = subject.leases.clone();
     let begin = Instant::now();
     let mut found = searches.found(&leases, true, || subject);
-    while searches.is_busy() && begin.elapsed() <= STUCK + PAUSE {
+    while searches.is_busy() && begin.elapsed() <= PATIENCE + PAUSE {
         sleep(PAUSE);
         found = searches.found(&leases, false, || unreachable!("none is due"));
     }
@@ -369,4 +418,34 @@ pub fn once(state: &Path, libcuda: &Path, subject: Subject) -> Vec<Violation> {
     });
     found.extend(told);
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meter::owner::lease_of_this_process;
+
+    #[test]
+    fn one_lost_search_is_reported_by_its_container_and_several_by_the_node() {
+        let leases = [1, 2, 3].map(|id| Lease { id, ..lease_of_this_process() });
+        let mut searches = Searches::start(Path::new("/nowhere"), Path::new("/nowhere"));
+        let mut lose = |id| {
+            let thread = std::thread::spawn(|| ());
+            searches.lost.push((id, Instant::now(), thread));
+            searches.not_returned(&leases).map(|report| (report.lease, report.container))
+        };
+        assert_eq!(lose(9), None, "its lease has ended");
+        assert_eq!(lose(2), Some((Some(2), "web".to_owned())));
+        assert_eq!(lose(3), Some((None, "node".to_owned())));
+    }
+
+    #[test]
+    fn a_search_that_only_waits_takes_no_time_of_its_own() {
+        let mut budget = Budget::new();
+        budget.until = Instant::now();
+        sleep(Duration::from_millis(300));
+        assert!(budget.is_over() && !budget.took_its_time() && budget.missed.is_empty());
+        while processor_time() - budget.begun < LONGEST / 2 {}
+        assert!(budget.took_its_time());
+    }
 }
