@@ -34,7 +34,7 @@ use crate::file::{self, FileChange};
 use crate::{Output, answer};
 use check::Checker;
 use default_share::DefaultShare;
-pub use known::{Known, engines};
+pub use known::{Known, docker_lacks_the_runtime, engines};
 pub use registered::print as print_registrations;
 use target::Target;
 use toml_text::Mistake;

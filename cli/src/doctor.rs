@@ -23,7 +23,7 @@ use self::runc::Runc;
 use crate::configure::{Engine, Known};
 use crate::container::containers;
 use crate::violation::{self, Kind, Violation};
-use crate::{Output, answer, configure, inventory, lock, meter, node, program, run, system, table};
+use crate::{Output, answer, configure, inventory, lock, meter, node, program, system, table};
 
 /// The systemd timer that runs `gpushare sweep` every minute.
 const SWEEP_TIMER: &str = "gpushare-sweep.timer";
@@ -210,7 +210,9 @@ fn engines() -> Vec<Finding> {
                 format!("{engine}{file}: nobody can tell whether it knows the runtime: {why:#}"),
             ),
             Ok(true)
-                if engine == Engine::Docker && known.named.is_none() && run::docker_lacks_the_runtime() =>
+                if engine == Engine::Docker
+                    && known.named.is_none()
+                    && configure::docker_lacks_the_runtime() =>
             {
                 warning(
                     "engine",

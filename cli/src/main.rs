@@ -35,7 +35,6 @@ mod pause;
 mod plan;
 mod program;
 mod ps;
-mod run;
 mod serve;
 mod system;
 mod table;
@@ -148,8 +147,6 @@ enum Command {
     Configure(configure::Configure),
     /// What is wrong with this node, and what to do.
     Doctor(doctor::Doctor),
-    /// Starts a container with a share, by docker or podman: `gpushare run --memory 4GiB --rm IMAGE`.
-    Run(run::Run),
     /// Two containers share one GPU (a simulated one where there is none): a tour in a minute.
     Demo {
         /// An nvidia-smi to run inside the containers on a simulated node.
@@ -207,11 +204,8 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         _ => {}
     }
-    // Folders and files that others have to read are made, and nobody else writes them, whatever the caller's mask.
-    // What `run` becomes has the caller's.
-    if !matches!(command, Command::Run(_)) {
-        umask(Mode::from_bits_truncate(0o022));
-    }
+    // Others may read our files and folders, and only we write them, whatever the caller's mask.
+    umask(Mode::from_bits_truncate(0o022));
     match command {
         Command::Devices { topology: false, output } => devices::devices(output.json)?,
         Command::Devices { topology: true, output } => devices::topology(output.json)?,
@@ -236,7 +230,6 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Config(asked) => config::config(&asked)?,
         Command::Configure(asked) => configure::configure(&asked)?,
         Command::Doctor(asked) => return doctor::doctor(&asked),
-        Command::Run(asked) => run::run(&asked)?,
         Command::Demo { nvidia_smi } => demo::demo(nvidia_smi.as_deref())?,
         Command::Completion { shell } => pages::completion(shell, &Cli::command())?,
         Command::Registrations => configure::print_registrations()?,
@@ -253,7 +246,6 @@ fn roots_deed(command: &Command) -> Option<&'static str> {
         Command::Config(_)
         | Command::Configure(_)
         | Command::Doctor(_)
-        | Command::Run(_)
         | Command::Completion { .. }
         | Command::Registrations
         | Command::Pages { .. } => return None,

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use procfs::process::Process;
@@ -13,6 +14,7 @@ use toml::Table;
 use super::registered::{programs, values};
 use super::target::{self, Target};
 use super::{Engine, WRAPPER, check, file};
+use crate::program;
 
 /// Engines that know runtimes by their settings; podman takes one by its path as well.
 const ENGINES: [Engine; 3] = [Engine::Docker, Engine::Containerd, Engine::Crio];
@@ -76,6 +78,15 @@ pub fn may_name_default(file: &Path) -> Result<()> {
         file.display()
     );
     Ok(())
+}
+
+/// Whether a running docker says that it has no runtime of ours, by whatever name.
+pub fn docker_lacks_the_runtime() -> bool {
+    let mut info = Command::new(Engine::Docker.program());
+    program::output(info.args(["info", "--format", "{{json .Runtimes}}"])).is_ok_and(|output| {
+        let runtimes = String::from_utf8_lossy(&output.stdout);
+        runtimes.trim_start().starts_with('{') && !runtimes.contains(WRAPPER)
+    })
 }
 
 /// The engine as it runs, once for each of its settings, else as it would.
