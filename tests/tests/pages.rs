@@ -150,6 +150,36 @@ fn of_every_kubectl(program: &str, option: &str) -> bool {
     program == "kubectl" && ["--namespace", "-n"].contains(&option)
 }
 
+/// Code in backticks of a line, each with whether it directly follows the one before.
+fn code(line: &str) -> Vec<(&str, bool)> {
+    let parts: Vec<&str> = line.split('`').collect();
+    let follows = |at: usize| at > 1 && parts[at - 1] == " ";
+    (1..parts.len()).step_by(2).map(|at| (parts[at], follows(at))).collect()
+}
+
+#[test]
+fn the_map_names_files_that_exist_and_what_stands_in_them() {
+    const MAP: &str = "docs/architecture.md";
+    let text = fs::read_to_string(checkout().join(MAP)).expect("the map can be read");
+    let (mut count, mut source) = (0, None);
+    for (number, line) in (1..).zip(text.lines()) {
+        for (word, follows) in code(line) {
+            let is_file = word.contains('/') && word.ends_with(".rs") && !word.contains(char::is_uppercase);
+            if is_file {
+                let read = fs::read_to_string(checkout().join(word));
+                source = Some((word, read.unwrap_or_else(|error| panic!("{MAP}:{number}: {word}: {error}"))));
+                count += 1;
+            } else if let Some((file, source)) = source.as_ref().filter(|_| follows) {
+                let name = word.rsplit("::").next().unwrap_or(word).trim_end_matches("()");
+                assert!(source.contains(name), "{MAP}:{number}: {file} has no {word}");
+            } else {
+                source = None;
+            }
+        }
+    }
+    assert!(count > 100, "{count} files");
+}
+
 /// Pages whose indented lines are no commands of a reader: pictures, and what a developer types.
 const OTHERS: [&str; 3] = ["CONTRIBUTING.md", "docs/architecture.md", "docs/dialects.md"];
 
