@@ -5,7 +5,11 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use gpushare_config::Config;
-use gpushare_inject::{has_lost_supervisor, living_configuration, too_little};
+use gpushare_inject::{
+    Hindrance, SupervisorMode, can_supervise, has_lost_supervisor, living_configuration, too_little,
+};
+use gpushare_inventory::Node;
+use gpushare_quota::{Enforcement, Lease, LeaseKey};
 use gpushare_request::read;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -55,11 +59,13 @@ pub fn describe(asked: &Describe) -> Result<()> {
     };
     let processes = looker.processes(lease.id)?;
     // What the bundle says, where the low-level runtime still knows it.
+    let inventory = node::inventory(&config, &state).ok();
     let request = living_configuration(&lease.member.key).ok().and_then(|bundle| {
-        let gpus = node::inventory(&config, &state).ok()?.gpus;
-        read(&config.container(&bundle), &config.request, &gpus).ok()?
+        let gpus = &inventory.as_ref()?.gpus;
+        read(&config.container(&bundle), &config.request, gpus).ok()?
     });
-    let (dialects, notes) = request.map(|request| (request.dialects, request.notes)).unwrap_or_default();
+    let (dialects, mut notes) = request.map(|request| (request.dialects, request.notes)).unwrap_or_default();
+    notes.extend(inventory.and_then(|node| why_no_supervisor(&config, &lease, &node)));
     let mut helps = helps(share, &overview);
     if has_lost_supervisor(state.path(), &lease) && !lease.is_gone() {
         helps.push(
@@ -73,6 +79,19 @@ pub fn describe(asked: &Describe) -> Result<()> {
         return Ok(answer::print(Description { share, asked_by: dialects, notes, processes, helps })?);
     }
     Ok(print(share, &dialects.join(", "), &notes, &processes, &helps)?)
+}
+
+/// Says why libraries hold a share although the settings ask for a supervisor where one can.
+fn why_no_supervisor(config: &Config, lease: &Lease, node: &Node) -> Option<String> {
+    let is_held_by_libraries = lease.enforcement == Enforcement::Intercepted;
+    if !is_held_by_libraries || config.supervisor_mode == SupervisorMode::Off {
+        return None;
+    }
+    let why = match lease.member.key.root.as_str() {
+        LeaseKey::HOOK_ONLY => Hindrance::HookOnly,
+        _ => can_supervise(&config.paths.supervisor, node).err()?,
+    };
+    Some(format!("libraries hold its memory, since no supervisor can: {why}"))
 }
 
 /// What its user could do, by what is seen of it.

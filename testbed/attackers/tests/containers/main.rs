@@ -500,6 +500,24 @@ fn who_changes_a_call_on_its_way_is_ended_and_named() {
     drop(meter);
 }
 
+#[test]
+#[ignore = "needs root, runc and crun: runs containers"]
+fn a_share_without_a_supervisor_says_why() {
+    if !ready() {
+        return;
+    }
+    let node = Node::new();
+    let runtime = node.runtime(LowLevel::Crun, "auto");
+    let settings = runtime.config().with_extension("toml.d").join("supervisor.toml");
+    let text = fs::read_to_string(&settings).expect("the settings can be read");
+    fs::write(&settings, text.replace(env!("CARGO_BIN_EXE_supervisor"), "/nowhere")).expect("a file");
+    let bundle = node.bundle("1GiB", "sleep 1000");
+    let _container = runtime.run(&bundle);
+    let described = cli(runtime.config(), &["describe", bundle.id()]).expect_success("describe").stdout;
+    let why = "libraries hold its memory, since no supervisor can: its program /nowhere is not there";
+    assert!(described.contains("held by    library") && described.contains(why), "{described}");
+}
+
 /// A pod's containers share one budget, and what one of them held at its end comes back.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
