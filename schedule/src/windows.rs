@@ -99,8 +99,17 @@ impl Card<'_> {
                 let early = self.early(tenant, piece).unwrap_or(0);
                 piece.start < early && at >= piece.start + self.frame.length() - early
             };
-            let frame = number + u64::from(whole.iter().any(|piece| is_next(&piece)));
-            shorten(&mut pieces, overrun.pays(frame, time_in(&whole)).max(tenant.pays));
+            let is_next = whole.iter().any(|piece| is_next(&piece));
+            let paid = overrun.pays(number + u64::from(is_next), time_in(&whole));
+            shorten(&mut pieces, paid.max(tenant.pays));
+            let end = whole.iter().map(|piece| piece.end()).max().unwrap_or(0);
+            if paid >= time_in(&whole) && !is_next {
+                // A skipped window has no stop at which the next payment is worked out.
+                if at < end {
+                    return Stretch { runs: false, until: begin + u64::from(end) };
+                }
+                overrun.add(0);
+            }
         }
         let lead = calls.saturating_sub(1).saturating_mul(STOP);
         let pairs = pieces.iter().zip(&whole).filter(|(piece, _)| piece.length > 0);
@@ -476,6 +485,14 @@ mod tests {
         let mut paid = |frame: u64| overrun.pays(frame, 10_000);
         assert_eq!([1, 2, 3, 4, 5, 6].map(&mut paid), [10_000, 5_000, 10_000, 5_000, 5_000, 1_000]);
         assert_eq!(card.stretch(1, 0, 1, &mut overrun).until, 10_000);
+        // The payment of a skipped window ends with it.
+        let tenants = [fixed(1, 20_000, 10_000)];
+        let card = Card { frame: FRAME, tenants: &tenants };
+        overrun.add(36_000);
+        assert_eq!(card.stretch(1, 350_000, 1, &mut overrun), Stretch { runs: false, until: 380_000 });
+        assert_eq!(overrun.pays_now(), 10_000);
+        assert_eq!(card.stretch(1, 380_000, 1, &mut overrun), Stretch { runs: false, until: 400_000 });
+        assert_eq!(overrun.pays_now(), 5_000);
         // A skipped window doubles the next one at most, which passes on the rest.
         let out = Tenant { pays: 10_000, ..fixed(1, 0, 10_000) };
         let tenants = [out, fixed(2, 10_000, 3_000), fixed(3, 13_000, 27_000)];
