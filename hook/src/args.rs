@@ -1,6 +1,6 @@
-//! Reads the hook's arguments. The wrapper writes them into the bundle, and the hook acts on nothing else:
-//! the state on its standard input does not name the runtime root and may be unusable at poststop. A hook
-//! that an administrator configured has only a stage, and works without the wrapper.
+//! Reads the hook's arguments. The wrapper writes them into the bundle, and the hook uses nothing else: the state on
+//! its standard input does not name the runtime root and may be unusable at poststop. A hook that an administrator
+//! configured has only a stage, and works without the wrapper.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -19,27 +19,27 @@ pub enum Stage {
     Poststop,
 }
 
-/// Who configured this hook.
+/// The two ways to configure this hook.
 #[derive(Debug)]
 pub enum Call {
-    /// The wrapper, for a lease that it granted.
+    /// Configured by the wrapper, for a lease that it granted.
     Wrapper(Args),
-    /// An administrator, in the engine's hooks: hook-only mode.
+    /// Configured by an administrator, in the engine's hooks: hook-only mode.
     HookOnly {
         /// The point in the container's life at which the hook runs.
         stage: Stage,
         /// Path of the settings file if it is not the default one.
         config: Option<PathBuf>,
-        /// Whether a CDI device of gpushare's brought the hook. It may also have brought a GPU's nodes.
+        /// Whether a CDI device of gpushare added the hook. It may also have added a GPU's nodes.
         cdi: bool,
     },
 }
 
 impl Call {
-    /// Reads `STAGE [--cdi] [--config FILE]`, or what [`Args::parse`] reads.
+    /// Parses `STAGE [--cdi] [--config FILE]`, or the arguments of [`Args::parse`].
     ///
     /// # Errors
-    /// On anything else.
+    /// When the arguments have any other form.
     pub fn parse(words: impl Iterator<Item = OsString>) -> Result<Self> {
         let words: Vec<OsString> = words.collect();
         let word = |at: usize| words.get(at).and_then(|word| word.to_str());
@@ -79,16 +79,16 @@ pub struct Args {
     pub key: LeaseKey,
     /// The log that gets a line when the lease is released.
     pub log: Log,
-    /// What sets the driver's own limit, if the container gets one.
+    /// The component that sets the driver's own limit, if the container gets one.
     pub limiter: Option<DriverLimiter>,
 }
 
 impl Args {
-    /// Reads `STAGE --state DIR --lease NUMBER --root ROOT --id ID`, and what [`Log::arguments`] and
+    /// Parses `STAGE --state DIR --lease NUMBER --root ROOT --id ID`, and the arguments that [`Log::arguments`] and
     /// [`DriverLimiter::arguments`] add.
     ///
     /// # Errors
-    /// On anything else; then a wrapper of another version wrote it.
+    /// When the arguments have any other form: a wrapper of another version wrote them.
     pub fn parse(mut words: impl Iterator<Item = OsString>) -> Result<Self> {
         let stage = words.next().unwrap_or_default();
         let stage = match stage.to_str() {

@@ -1,8 +1,8 @@
 //! Hook-only mode: a hook does the wrapper's work on a container that its runtime has already created.
 //!
-//! The hook uses only the container's id, its init process and its bundle from the state on standard input.
-//! That state does not name the runtime root, so the lease's key has a fixed mark in its place. Hooks in the
-//! bundle prove nothing here; the quota store tells whether the container holds a share.
+//! The hook uses only the container's id, its init process and its bundle from the state on standard input. The state
+//! does not name the runtime root, so the lease's key has a fixed mark instead. Hooks in the bundle prove nothing
+//! here; the quota store knows whether the container holds a share.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -27,7 +27,7 @@ use crate::sanitise;
 /// How long poststop waits for the last processes of a killed container.
 const END: Duration = Duration::from_secs(2);
 
-/// A CDI device of gpushare's in a container without a request, such as a pod's sandbox.
+/// A container has a CDI device of gpushare but no request, for example a pod's sandbox.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "it has a CDI device of gpushare's, and no request of it is read: leave the device out for a pod's sandbox (annotation \
@@ -35,24 +35,23 @@ const END: Duration = Duration::from_secs(2);
 )]
 struct NoRequest;
 
-/// The container as its runtime describes it on the hook's standard input.
+/// The container, as its runtime describes it on the hook's standard input.
 struct State {
     id: String,
     pid: i32,
     bundle: PathBuf,
 }
 
-/// Grants what the bundle asks for and puts it into the created container. A bundle that asks for nothing is
-/// left alone. But if the hook came with a CDI device (`cdi`), that is an error: the engine has already added
-/// the device's nodes, and no lease would cover them.
+/// Grants the bundle's request and adds the share to the created container. Leaves a bundle without a request alone,
+/// unless the hook came with a CDI device (`cdi`): then that is an error, because the engine has already added the
+/// device's nodes, and no lease would cover them.
 ///
 /// # Errors
-/// When the request cannot be read or met, or the container cannot be changed. The container must not start
-/// then.
+/// When the request cannot be read or met, or the container cannot be changed. The container must not start then.
 pub fn create(state: &[u8], file: Option<&Path>, cdi: bool, began: Instant) -> Result<()> {
     let state = State::parse(state)?;
     let loaded = load(file);
-    // Where refusals are noted is mostly known all the same.
+    // The folder for refusals is mostly known even if loading fails.
     let folder = match &loaded {
         Ok(config) => Some(config.paths.state.clone()),
         Err(_) => Config::salvaged(file).map(|config| config.paths.state),
@@ -73,7 +72,7 @@ pub fn create(state: &[u8], file: Option<&Path>, cdi: bool, began: Instant) -> R
         let kind = if error.is::<NoRequest>() { Reason::Request } else { reason_of(error.as_ref()) };
         let reason = one_line(error.as_ref());
         tracing::info!(container = %state.id, reason, "lease refused");
-        // crun does not pass on what a hook prints.
+        // crun does not pass on a hook's output.
         if let Some(Ok(folder)) = folder.map(|folder| StateFolder::open(&folder)) {
             folder.note_refusal(&state.id, state.title().as_deref(), kind, &reason);
         }
@@ -108,15 +107,15 @@ fn give(
         }
         reservation.hand_over(&init)?;
         applied.keep();
-        // While it stays, each new container copies one mount more.
+        // While it stays, each new container copies one more mount.
         let _ = region.hide(&key.container, state.pid);
         note_made(settings.programs.state, began.elapsed());
         Ok(())
     })
 }
 
-/// Whether this same container already holds a share or is about to get it: from the wrapper, which has
-/// become the hook's parent, the runtime, or from this hook, configured twice.
+/// Whether this same container already holds a share or is about to get one: from the wrapper, which has become the
+/// hook's parent, the runtime, or from this hook, configured twice.
 fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
     let folder = StateFolder::open(settings.programs.state)?;
     let store = open_measured(&folder)?;
@@ -129,8 +128,8 @@ fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
         if same(holder, init) || by_wrapper {
             return Ok(true);
         }
-        // An engine that restarts a container gives the new init the same cgroup. The earlier life's lease
-        // may still be there, because hooks that stand in for others have no poststop.
+        // An engine that restarts a container puts the new init into the same cgroup. The lease of its earlier life
+        // may still exist, because hooks that replace others have no poststop.
         let is_earlier_life =
             key.root == LeaseKey::HOOK_ONLY && holder.cgroup == init.cgroup && holder.is_gone_before(init);
         if is_earlier_life {
@@ -146,8 +145,8 @@ fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
     Ok(false)
 }
 
-/// Gives the lease back once the container is proved to have ended. The call of this hook is no proof: it may
-/// be for a container of the same id below another runtime root.
+/// Releases the lease once the container is proved to have ended. The call of this hook is no proof: it may be for a
+/// container of the same id below another runtime root.
 ///
 /// # Errors
 /// When the quota store fails; the sweep then releases the lease.
@@ -180,7 +179,7 @@ fn load(file: Option<&Path>) -> Result<Config> {
 }
 
 impl State {
-    /// What people call the container, as far as its bundle can be read.
+    /// The container's display name, if its bundle can be read.
     fn title(&self) -> Option<String> {
         let json = Bundle::open(&self.bundle, None).ok()?.json().ok()?;
         title(&Container::from_json(&json), &self.id, &self.bundle)

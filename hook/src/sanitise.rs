@@ -1,6 +1,5 @@
-//! Removes what a root process inherits from whoever started it: descriptors, folder, environment, core dumps
-//! and capabilities, in this order. Only the arguments are parsed before; no file is opened and the state is
-//! not parsed yet.
+//! Removes inherited state from this root process: descriptors, folder, environment, core dumps and capabilities, in
+//! this order. Only the arguments are parsed earlier; no file is opened and the state is not parsed yet.
 
 use std::env;
 use std::io::{self, Read, stdin};
@@ -13,21 +12,20 @@ use nix::sys::stat::{Mode, umask};
 
 use crate::args::{Call, Stage};
 
-/// How much of the state is kept. The rest is read and dropped, since crun fails on a pipe that is closed
-/// early.
+/// Length of the state to keep. The rest is read and dropped, since crun fails if the pipe is closed early.
 const MAX_STATE_BYTES: u64 = 1 << 20;
-/// Where reading stops. No runtime writes as much, and endless input must not block the runtime.
+/// Limit on reading. No runtime writes as much, and endless input must not block the runtime.
 const MAX_READ_BYTES: u64 = 64 << 20;
 
-/// Names of the variables that the wrapper gives its hooks.
+/// Names of the variables that the wrapper passes to its hooks.
 const ENVIRONMENT: [&str; 2] = ["GPUSHARE_HOOK", "PATH"];
 
-/// Drops what was inherited, and returns what was on standard input.
+/// Drops inherited state, and returns the data from standard input.
 ///
 /// # Errors
-/// When the environment of the wrapper's `prestart` has a variable that the wrapper does not write: then
-/// somebody else wrote the hook. `poststop` continues in that case, since a refusal would keep the lease. In
-/// hook-only mode engines give the hook their own environment, of which nothing is read.
+/// When the environment of the wrapper's `prestart` has a variable that the wrapper does not write: then another
+/// program changed the hook. `poststop` continues in that case, since a refusal would keep the lease. In hook-only
+/// mode engines pass the hook their own environment, and the hook reads nothing from it.
 pub fn enter(call: &Call) -> Result<Vec<u8>> {
     close_descriptors();
     let state = read_state();
@@ -52,7 +50,7 @@ pub fn enter(call: &Call) -> Result<Vec<u8>> {
     Ok(state)
 }
 
-/// Closes every descriptor above 2. Runtimes pass on whatever they have open.
+/// Closes every descriptor above 2. Runtimes leak open descriptors.
 fn close_descriptors() {
     // SAFETY: nothing of this process owns a descriptor above 2 yet.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, 0_u32) };
@@ -71,14 +69,14 @@ fn close_descriptors() {
 fn read_state() -> Vec<u8> {
     let mut kept = Vec::new();
     let mut input = stdin().lock().take(MAX_READ_BYTES);
-    // What was read before an error counts.
+    // After an error, use the bytes read so far.
     let _ = input.by_ref().take(MAX_STATE_BYTES).read_to_end(&mut kept);
     let _ = io::copy(&mut input, &mut io::sink());
     kept
 }
 
-/// What hook-only mode needs to change a container: mounts, programs and rules of the cgroup (SYS_ADMIN),
-/// another namespace (SYS_CHROOT, and SYS_PTRACE since a runtime's init is undumpable), nodes with their
+/// The capabilities that hook-only mode needs to change a container: for mounts, programs and rules of the cgroup
+/// (SYS_ADMIN), another namespace (SYS_CHROOT, and SYS_PTRACE since a runtime's init is undumpable), nodes with their
 /// owners (MKNOD, CHOWN), and files as the root user of a user namespace (SETUID, SETGID, DAC_OVERRIDE).
 const FOR_A_CONTAINER: [Capability; 8] = [
     Capability::CAP_SYS_ADMIN,
@@ -90,20 +88,20 @@ const FOR_A_CONTAINER: [Capability; 8] = [
     Capability::CAP_SETGID,
     Capability::CAP_DAC_OVERRIDE,
 ];
-/// The one that is effective from the start: with a user namespace, podman's bundle belongs to that
-/// namespace's root user.
+/// The capability that is effective from the start: with a user namespace, podman's bundle belongs to that namespace's
+/// root user.
 const FOR_THE_BUNDLE: Capability = Capability::CAP_DAC_OVERRIDE;
-/// What the child that attaches the mounts needs. The child executes a program, so it has to inherit them.
+/// The capabilities of the child that attaches the mounts. The child executes a program, so it has to inherit them.
 const FOR_THE_CHILD: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
 
-/// What a region's mounts take: unmounting (SYS_ADMIN), also in another namespace (SYS_CHROOT).
+/// The capabilities for a region's mounts: unmounting (SYS_ADMIN), also in another namespace (SYS_CHROOT).
 const FOR_THE_REGION: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
 
-/// Drops all capabilities that this call does not need. The wrapper's `prestart` unmounts on the host, after
-/// all else; before that none is effective. `poststop` removes a region. Hook-only mode keeps
-/// several as permitted, but only one is effective before the container is known to ask for something. The
-/// bounding set is cleared where a program inherits capabilities. Elsewhere no_new_privs gives a program none
-/// that are not permitted here.
+/// Drops all capabilities that this call does not need. The wrapper's `prestart` unmounts on the host as its last
+/// step; before that no capability is effective. `poststop` removes a region. Hook-only mode keeps several as
+/// permitted, but only one is effective before the hook knows that the container requests a share. The bounding set is
+/// cleared if a program inherits capabilities. Otherwise no_new_privs prevents a program from getting any that are not
+/// permitted here.
 fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     let (kept, inherited): (&[Capability], &[Capability]) = match (call, call.stage()) {
         (Call::HookOnly { .. }, Stage::Prestart) => (&FOR_A_CONTAINER, &FOR_THE_CHILD),
@@ -117,8 +115,8 @@ fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     };
     caps::clear(None, CapSet::Ambient)?;
     caps::set(None, CapSet::Inheritable, &of(inherited))?;
-    // A child of root's gets what is permitted here and in the bounding set. Must come before SETPCAP is
-    // dropped, which this needs.
+    // A child of root gets the capabilities that are both permitted here and in the bounding set. Clear the set before
+    // SETPCAP is dropped, which this needs.
     if !inherited.is_empty() && caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         caps::clear(None, CapSet::Bounding)?;
     }

@@ -1,4 +1,4 @@
-//! What the wrapper's two hooks do with the lease.
+//! The actions of the wrapper's two hooks on the lease.
 
 use anyhow::{Context, Result, bail};
 use gpushare_inject::{Region, give_back_ended, one_line, open_measured};
@@ -8,14 +8,14 @@ use oci_spec::runtime::State;
 use crate::args::Args;
 use crate::sanitise;
 
-/// Makes the container's init the holder of the lease, in place of the runtime's process.
+/// Makes the container's init the holder of the lease, instead of the runtime's process.
 ///
 /// # Errors
-/// When the state is another container's, or the lease is gone. The container must not start without one.
+/// When the state is another container's, or the lease is gone. The container must not start without a lease.
 pub fn prestart(args: &Args, state: &[u8]) -> Result<()> {
     let done = hand_over(args, state);
     if let Err(error) = &done {
-        // crun does not pass on what a hook prints.
+        // crun does not pass on a hook's output.
         if let Ok(folder) = StateFolder::open(&args.state) {
             folder.note_refusal(&args.key.container, None, Reason::Node, &one_line(error.as_ref()));
         }
@@ -44,13 +44,13 @@ fn hand_over(args: &Args, state: &[u8]) -> Result<()> {
         let set = || limiter.limit(&store, args.lease, &args.key, &holder);
         sanitise::use_capabilities().and_then(|()| Ok(set()?))?;
     }
-    // While it stays, each new container copies one mount more; `delete` takes it away at the latest.
+    // While it stays, each new container copies one more mount; `delete` removes it at the latest.
     let region = Region::of(folder.path(), args.lease);
     let _ = sanitise::use_capabilities().and_then(|()| Ok(region.hide(container, pid)?));
     Ok(())
 }
 
-/// Gives the lease back. A lease that is already gone is no error: `delete` may have released it.
+/// Releases the lease. A lease that is already gone is not an error: `delete` may have released it.
 ///
 /// # Errors
 /// When the quota store fails; the sweep then releases the lease.

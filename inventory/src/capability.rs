@@ -1,10 +1,10 @@
-//! Driver capabilities: NVIDIA's names for the parts of the driver that a container can ask for.
+//! Driver capabilities: NVIDIA's names for the parts of the driver that a container can request.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// One part of the driver, by the name that `NVIDIA_DRIVER_CAPABILITIES` uses.
+/// One part of the driver, with the name that `NVIDIA_DRIVER_CAPABILITIES` uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Capability {
     /// `compute`: CUDA.
@@ -30,39 +30,39 @@ const NAMES: [(&str, Capability); 6] = [
     ("ngx", Capability::Ngx),
 ];
 
-/// NVIDIA's name for the 32-bit builds of the driver's libraries. They are not given, because gpushare's
-/// limits would not hold in them.
+/// NVIDIA's name for the 32-bit builds of the driver's libraries. Containers do not get them, because gpushare's
+/// limits would not apply to them.
 const COMPAT32: &str = "compat32";
 
 /// A set of driver capabilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     members: BTreeSet<Capability>,
-    /// Whether it was written as `all`, which asks for as many as the node gives.
+    /// Whether it was written as `all`, which requests as many as the node allows.
     all: bool,
 }
 
-/// What is wrong with a list of driver capabilities.
+/// Why a list of driver capabilities is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CapabilityError {
-    /// A name that is no driver capability.
+    /// A name that is not a driver capability.
     #[error(
         "{0:?} is no driver capability; known are all, compute, utility, video, graphics, display and ngx"
     )]
     Unknown(String),
-    /// The 32-bit libraries, by name. Within `all` the name is ignored, because CUDA images write it without
-    /// a need.
+    /// The 32-bit libraries, by name. Within `all` the name is ignored, because CUDA images write it without needing
+    /// it.
     #[error(
         "the driver's 32-bit libraries (compat32) are not given, as no limit would hold in them; leave it out"
     )]
     Compat32,
-    /// A known capability that this node does not give.
+    /// A known capability that this node does not allow.
     #[error(
         "this node gives the driver capabilities {allowed}, not {asked} (request.capabilities); ask for fewer with \
          GPUSHARE_CAPABILITIES"
     )]
     NotAllowed {
-        /// The capabilities that were asked for and are not allowed.
+        /// The requested capabilities that are not allowed.
         asked: Capabilities,
         /// The capabilities that the settings allow.
         allowed: Capabilities,
@@ -70,7 +70,7 @@ pub enum CapabilityError {
 }
 
 impl Capabilities {
-    /// Every capability.
+    /// Returns the set of all capabilities.
     pub fn all() -> Self {
         Self { members: NAMES.map(|(_, capability)| capability).into(), all: true }
     }
@@ -85,8 +85,8 @@ impl Capabilities {
         self.members.iter().copied()
     }
 
-    /// Limits the set to what a node gives: `all` is cut to `allowed`, a single name beyond it is refused. It
-    /// is for a set that a person chose.
+    /// Limits the set to the capabilities that a node allows: `all` is cut to `allowed`, a single name beyond it is
+    /// refused. For a set that a person chose.
     ///
     /// # Errors
     /// When the set has a name beyond `allowed`; the error lists them.
@@ -99,10 +99,10 @@ impl Capabilities {
         Err(CapabilityError::NotAllowed { asked, allowed: allowed.clone() })
     }
 
-    /// Cuts the set to what a node gives. It is for a set that an image chose, or for the default.
+    /// Cuts the set to the capabilities that a node allows. For a set that an image chose, or for the default.
     ///
     /// # Errors
-    /// When nothing of it is left.
+    /// When no capability is left.
     pub fn cut(&self, allowed: &Self) -> Result<Self, CapabilityError> {
         let members: BTreeSet<_> = self.iter().filter(|member| allowed.has(*member)).collect();
         if members.is_empty() {
@@ -122,7 +122,7 @@ impl Default for Capabilities {
 impl FromStr for Capabilities {
     type Err = CapabilityError;
 
-    /// Reads a comma list of names. `all` stands for all of them, and an empty list for the default.
+    /// Parses a comma-separated list of names. `all` stands for all of them, and an empty list for the default.
     fn from_str(text: &str) -> Result<Self, CapabilityError> {
         let names: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
         let all = names.contains(&"all");

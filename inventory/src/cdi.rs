@@ -1,8 +1,8 @@
-//! Finds the GPUs behind the names of CDI devices, in the CDI files in which engines look such names up
-//! (Container Device Interface 1.1, SPEC.md: JSON or YAML, `/etc/cdi` and `/var/run/cdi`).
+//! Finds the GPUs behind the names of CDI devices, in the CDI files in which engines look such names up (Container
+//! Device Interface 1.1, SPEC.md: JSON or YAML, `/etc/cdi` and `/var/run/cdi`).
 //!
-//! Those folders are root's, so only root decides what a name means. A file that cannot be read, or is no CDI
-//! file, is ignored, as engines do.
+//! Those folders are root's, so only root decides the meaning of a name. Like engines, we ignore a file that cannot be
+//! read or is not a CDI file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,25 +17,25 @@ use crate::file_lease::open_now;
 use crate::folder;
 use crate::yaml;
 
-/// What the CDI files say about one device.
+/// The data about one device in the CDI files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CdiDevice {
-    /// Minors of the GPUs whose device nodes it brings, doubles dropped, in the order of the file.
+    /// Minors of the GPUs whose device nodes it adds, without duplicates, in the order of the file.
     pub minors: Vec<u32>,
-    /// Whether it brings a MIG instance's own node.
+    /// Whether it adds a MIG instance's own node.
     pub is_part: bool,
 }
 
-/// Bound on the size of a file. The driver's own CDI file for eight GPUs has about 40 KB.
+/// Limit on the size of a file. The driver's own CDI file for eight GPUs has about 40 KB.
 const MOST_BYTES: u64 = 4 << 20;
 /// The NVIDIA driver's major number (Linux, Documentation/admin-guide/devices.txt). Its minors from 254 up
 /// are control nodes.
 const MAJOR: u64 = 195;
 const FIRST_CONTROL_MINOR: u64 = 254;
 
-/// The devices with NVIDIA nodes among `names` (`vendor/class=name`). As with engines, a later folder
-/// replaces what an earlier one says, and a name for which two files of one folder differ means nothing. A
-/// name that no file has is returned without GPUs if some file has GPUs under its kind (`vendor/class`).
+/// The devices with NVIDIA nodes among `names` (`vendor/class=name`). Like in engines, a later folder overrides an
+/// earlier one, and a name for which two files of one folder differ is invalid. A name that no file has is returned
+/// without GPUs if some file has GPUs under its kind (`vendor/class`).
 pub fn cdi_devices(folders: &[PathBuf], names: &BTreeSet<&str>) -> BTreeMap<String, CdiDevice> {
     let mut all = BTreeMap::new();
     let (mut kinds, mut met) = (BTreeSet::new(), BTreeSet::new());
@@ -78,11 +78,11 @@ fn read(file: &Path) -> Option<Value> {
     let length = opened.metadata().ok()?.len();
     let mut text = String::new();
     opened.take(MOST_BYTES).read_to_string(&mut text).ok().filter(|_| length < MOST_BYTES)?;
-    // Engines read JSON and YAML with the same YAML reader.
+    // Engines parse JSON and YAML with the same YAML parser.
     serde_json::from_str(&text).ok().or_else(|| yaml::first_document(&text))
 }
 
-/// The devices of a CDI file. Each also has the nodes that the file gives to all of its devices.
+/// The devices of a CDI file. Each also has the nodes that the file adds to all of its devices.
 fn devices(spec: &Value) -> Vec<(String, CdiDevice)> {
     let Some(kind) = spec["kind"].as_str() else { return Vec::new() };
     let device = |device: &Value| {
@@ -110,8 +110,8 @@ fn host_path(node: &Value) -> Option<&str> {
     node["hostPath"].as_str().filter(|path| !path.is_empty()).or(node["path"].as_str())
 }
 
-/// The minor of a GPU's node. The stated number counts if there is a major; else that of the node on the
-/// host; else the number in the node's name. Writers in Go leave out a minor of 0.
+/// The minor of a GPU's node. Uses the number in the file if it has a major, else that of the node on the host, else
+/// the number in the node's name. Writers in Go omit a minor of 0.
 fn gpu_minor(node: &Value) -> Option<u32> {
     if let Some(stated) = number(&node["major"]).filter(|major| *major > 0) {
         return of_gpu(stated, number(&node["minor"]).unwrap_or(0));
@@ -123,7 +123,7 @@ fn gpu_minor(node: &Value) -> Option<u32> {
     }
 }
 
-/// A number, which is a JSON number or, from YAML, a text.
+/// A number, which is a JSON number or, from YAML, a string.
 fn number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }
@@ -143,7 +143,7 @@ fn named(path: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// Writes these files into two folders and looks `names` up.
+    /// Writes these files into two folders and looks up `names`.
     fn found(files: &[(&str, &str)], names: &[&str]) -> Vec<(String, Vec<u32>, bool)> {
         let root = tempfile::tempdir().unwrap();
         let folders = ["etc", "run"].map(|folder| root.path().join(folder));

@@ -1,9 +1,9 @@
 //! Computes the device nodes that the loaded kernel modules need, with the numbers, owners and modes that
-//! `nvidia-modprobe` would give them, and lists the nodes that exist.
+//! `nvidia-modprobe` would set, and lists the existing nodes.
 //!
 //! The driver does not announce its devices to udev. Programs that need a node run `nvidia-modprobe` if it is
-//! installed; without it, CUDA finds no `/dev/nvidia-uvm` after a boot. This module creates nothing:
-//! [`DeviceFiles`] is a value.
+//! installed; without it, CUDA finds no `/dev/nvidia-uvm` after a boot. This module creates no nodes: [`DeviceFiles`]
+//! is a value.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,34 +29,34 @@ pub struct DeviceFiles {
 /// A character device that is not in `/proc/devices`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unregistered {
-    /// The name that `/proc/devices` would show.
+    /// Its name in `/proc/devices`.
     pub name: &'static str,
     /// The kernel module that registers it.
     pub module: &'static str,
 }
 
-/// A device node as the driver wants it.
+/// A device node that the driver needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFile {
     /// Path, numbers, mode and owner that it should have.
     pub node: DeviceNode,
     /// Whether it is a node of MIG, below `/dev/nvidia-caps`. Only a node in MIG mode needs those.
     pub is_of_mig: bool,
-    /// False if the driver was told not to manage its device files (`ModifyDeviceFiles: 0`). Whoever set that
-    /// creates them.
+    /// False if the driver is configured not to manage its device files (`ModifyDeviceFiles: 0`). The administrator
+    /// who set that creates them.
     pub modify: bool,
 }
 
-/// How an existing node differs from the one that should be there.
+/// How an existing node differs from the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileState {
     /// It does not differ.
     Right,
     /// Nothing exists at the path.
     Missing,
-    /// Mode or owner differ.
+    /// Mode or owner differs.
     Rights,
-    /// A character device with another number, of an earlier boot or of another driver.
+    /// A character device with another number, from an earlier boot or of another driver.
     Number,
     /// Something other than a character device.
     Foreign,
@@ -65,7 +65,7 @@ pub enum FileState {
 /// Depth of the deepest file below a folder `mig`: `giN/ciN/access`.
 const CAPABILITY_DEPTH: u32 = 3;
 
-/// Owner and mode of device files, as the driver's files in `/proc` state them.
+/// Owner and mode of device files, from the driver's files in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rights {
     mode: u32,
@@ -75,8 +75,8 @@ struct Rights {
 }
 
 impl Rights {
-    /// Reads the driver's parameters. Every driver has all four. A missing one is an error and is not
-    /// guessed: an empty file would otherwise open the nodes to everybody.
+    /// Reads the driver's parameters. Every driver has all four. A missing one is an error and is not guessed: an
+    /// empty file would otherwise open the nodes to everybody.
     fn of_parameters(text: &str) -> Result<Self, &'static str> {
         let want = |name: &'static str| number(text, name).ok_or(name);
         Ok(Self {
@@ -87,7 +87,7 @@ impl Rights {
         })
     }
 
-    /// Reads one capability's file. It names no owner, so the node is root's.
+    /// Reads one capability's file. It has no owner, so the node belongs to root.
     fn of_capability(text: &str) -> Result<Self, &'static str> {
         let mode = number(text, "DeviceFileMode").ok_or("DeviceFileMode")? & 0o777;
         let modify = number(text, "DeviceFileModify").is_none_or(|word| word == 1);
@@ -96,11 +96,11 @@ impl Rights {
 }
 
 impl DeviceFiles {
-    /// Reads what the kernel modules below `roots` want.
+    /// Reads the nodes that the kernel modules below `roots` need.
     ///
     /// # Errors
-    /// When there is no driver, or one of its files is empty or unreadable. A node is never left out for that
-    /// reason.
+    /// When there is no driver, or one of its files is empty or unreadable. An unreadable file never just drops a
+    /// node.
     pub fn read(roots: &Roots) -> Result<Self, NodeError> {
         let nvidia = roots.proc.join("proc/driver/nvidia");
         if !nvidia.join("version").exists() {
@@ -169,7 +169,7 @@ impl DeviceFile {
         Self { node: DeviceNode { path, host_path, major, minor, mode, uid, gid }, is_of_mig, modify }
     }
 
-    /// What exists at the node's path now.
+    /// Compares the file at the node's path with the node.
     pub fn state(&self) -> FileState {
         let Ok(metadata) = fs::symlink_metadata(&self.node.host_path) else { return FileState::Missing };
         if !metadata.file_type().is_char_device() {
@@ -192,8 +192,8 @@ fn is_loaded(proc_root: &Path, module: &str) -> bool {
     modules.lines().any(|line| line.split(' ').next() == Some(module))
 }
 
-/// The minors of the GPUs that are in service, in order. A GPU whose file does not tell its minor is skipped,
-/// so that the others still get their nodes.
+/// The minors of the GPUs that are in service, in order. A GPU whose file does not have its minor is skipped, so that
+/// the others still get their nodes.
 fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
     let mut minors = Vec::new();
     for (_, path) in pci_folders(folder)? {
@@ -206,10 +206,10 @@ fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
     Ok(minors)
 }
 
-/// The capabilities of MIG, each as minor number and rights. The driver has others, such as that for the
-/// management of the fabric: no container needs one, and the service that does makes the node itself.
+/// The capabilities of MIG, each as minor number and rights. The driver has others, for example to manage the fabric:
+/// no container needs that one, and the service that needs it creates the node itself.
 struct Capabilities {
-    /// Those to configure and to watch MIG. The driver also shows them while MIG is off.
+    /// Those to configure and to monitor MIG. The driver also shows them while MIG is off.
     of_all: BTreeMap<u32, Rights>,
     /// Those of instances.
     of_instances: BTreeMap<u32, Rights>,

@@ -1,8 +1,8 @@
 //! Finds the driver's user-space files: the version, the folders, and the files that a capability needs.
 //!
-//! Files are looked up for each container and never from a stored list, which would be wrong after an upgrade
-//! of the driver. All files of one container have the version of the kernel module. `ld.so.cache` is never
-//! trusted; it only names more folders to search.
+//! Files are looked up for each container, not in a stored list, which would be wrong after a driver upgrade. All
+//! files of one container have the version of the kernel module. `ld.so.cache` is never trusted; it only adds folders
+//! to search.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
@@ -29,23 +29,23 @@ use sets::Library;
 pub struct DriverLibrary {
     /// Names that programs open, relative to the container's library folder; the SONAME comes first.
     pub names: Vec<String>,
-    /// Path of the real file on this host, links followed.
+    /// Path of the real file on this host, after following links.
     pub host_path: PathBuf,
 }
 
-/// A program of the driver, or a file by which other programs find the driver.
+/// A program of the driver, or a file that lets other programs find the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverFile {
     /// Absolute path in the container.
     pub container_path: PathBuf,
-    /// Path of the real file on this host, links followed.
+    /// Path of the real file on this host, after following links.
     pub host_path: PathBuf,
-    /// Absolute path of a program's ELF interpreter, which the container must have, too. `None` for a data
-    /// file, a static program, and a file that cannot be read now.
+    /// Absolute path of a program's ELF interpreter, which the container must have, too. `None` for a data file, a
+    /// static program, and a file that cannot be read now.
     pub interpreter: Option<PathBuf>,
 }
 
-/// Names of the driver's files that containers do not get; one with `*` at its end stands for all that begin so.
+/// Names of driver files that containers do not get. A name that ends with `*` matches all names with that prefix.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeftOut<'a>(pub &'a [String]);
 
@@ -62,14 +62,13 @@ impl LeftOut<'_> {
 /// The driver's version and the folders in which its files were found.
 #[derive(Clone, Debug)]
 pub struct Driver {
-    /// Version of both kernel module and libraries, as `535.309.01`.
+    /// Version of both kernel module and libraries, for example `535.309.01`.
     pub version: String,
     root: Root,
-    /// Folders from which libraries are taken: first the one with libcuda or libnvidia-ml, then those around
-    /// it.
+    /// Folders from which libraries are taken: first the one with libcuda or libnvidia-ml, then those around it.
     folders: Vec<PathBuf>,
-    /// The real files of [`STEMS`], kept once they were found and checked, since one container needs them
-    /// several times.
+    /// The real files of [`STEMS`], cached after they were found and checked, since one container needs them several
+    /// times.
     required: [OnceLock<PathBuf>; 2],
 }
 
@@ -94,11 +93,10 @@ pub enum DriverError {
     Missing {
         /// File name of the library.
         library: String,
-        /// The folder in which it should be.
+        /// The folder in which it was expected.
         folder: PathBuf,
     },
-    /// The link that programs open leads to another version than the kernel module's: an upgrade is
-    /// incomplete.
+    /// The link that programs open points to a version other than the kernel module's: an upgrade is incomplete.
     #[error(
         "{link} leads to version {found}, and the kernel module has {version}: libraries of two drivers are mixed; reinstall \
          the driver's libraries of one version, and reboot if the module is the older one"
@@ -111,7 +109,7 @@ pub enum DriverError {
         /// Version of the kernel module.
         version: String,
     },
-    /// A file or folder of the driver does not belong to root, or others may write to it.
+    /// A file or folder of the driver does not belong to root, or other users may write to it.
     #[error("{path} is not owned by root or writable by others; correct its owner and mode")]
     Untrusted {
         /// Path of the unsafe file or folder.
@@ -130,7 +128,7 @@ impl Driver {
     /// Finds the folder with the libraries of `version`.
     ///
     /// # Errors
-    /// When no folder has them, versions are mixed, or others than root may write to the files.
+    /// When no folder has them, versions are mixed, or users other than root may write to the files.
     pub(crate) fn locate(roots: &Roots, version: &str) -> Result<Self, DriverError> {
         let root = Root::open(&roots.driver);
         let mut others = BTreeMap::new();
@@ -168,27 +166,27 @@ impl Driver {
         })
     }
 
-    /// Path of the real libcuda.
+    /// Returns the path of the real libcuda.
     ///
     /// # Errors
-    /// When it is missing, or others than root may write to it.
+    /// When it is missing, or users other than root may write to it.
     pub fn libcuda(&self) -> Result<PathBuf, DriverError> {
         self.required(0)
     }
 
-    /// Path of the real libnvidia-ml.
+    /// Returns the path of the real libnvidia-ml.
     ///
     /// # Errors
-    /// When it is missing, or others than root may write to it.
+    /// When it is missing, or users other than root may write to it.
     pub fn libnvidia_ml(&self) -> Result<PathBuf, DriverError> {
         self.required(1)
     }
 
-    /// The libraries besides libcuda and libnvidia-ml that `capabilities` need and this driver has. Versions
-    /// of the driver differ in which they have, so a missing one is no error.
+    /// Returns the libraries, other than libcuda and libnvidia-ml, that `capabilities` need and this driver has.
+    /// Driver versions have different libraries, so a missing one is not an error.
     ///
     /// # Errors
-    /// When others than root may write to one of them that is not left out.
+    /// When users other than root may write to one of them that is not left out.
     pub fn companions(
         &self,
         capabilities: &Capabilities,
@@ -211,7 +209,7 @@ impl Driver {
         Ok(found)
     }
 
-    /// Every driver file that some container may have mounted. Files that cannot be trusted are left out.
+    /// Returns every driver file that a container may have mounted. Skips untrusted files.
     pub fn mounted(&self) -> Vec<PathBuf> {
         let all = Capabilities::all();
         let libraries = self.companions(&all, Extent::Whole, LeftOut::default()).unwrap_or_default();
@@ -221,10 +219,10 @@ impl Driver {
         both.chain(libraries).chain(files.into_iter().map(|file| file.host_path)).collect()
     }
 
-    /// The programs and data files that belong to `capabilities`, as far as the host has them.
+    /// Returns the programs and data files that belong to `capabilities` and exist on the host.
     ///
     /// # Errors
-    /// When others than root may write to one of them that is not left out.
+    /// When users other than root may write to one of them that is not left out.
     pub fn files(
         &self,
         capabilities: &Capabilities,
@@ -254,7 +252,7 @@ impl Driver {
         Ok(found)
     }
 
-    /// The folders in or below which all of the driver's files are.
+    /// The folders that contain all of the driver's files, directly or in subfolders.
     pub fn sources(&self) -> Vec<PathBuf> {
         let root = self.root.real().unwrap_or(self.root.path());
         let data = DATA_PLACES.map(|(place, _)| root.join(place));
@@ -262,7 +260,7 @@ impl Driver {
         self.folders.iter().cloned().chain(programs).chain(data).collect()
     }
 
-    /// The program at `path`. A script is none: what it runs is not in the container.
+    /// The program at `path`. Ignores scripts: the programs that a script runs are not in the container.
     fn program(&self, path: &Path) -> Option<DriverFile> {
         let host_path = for_this_machine(&self.root, path)?;
         let interpreter = open_now(&host_path).and_then(|file| elf::interpreter(&file)).ok().flatten();
@@ -273,7 +271,7 @@ impl Driver {
         })
     }
 
-    /// A data file below `/etc` or `/usr/share`, or one that Debian keeps next to the libraries.
+    /// A data file below `/etc` or `/usr/share`, or one that Debian stores next to the libraries.
     fn data(&self, name: &str) -> Option<DriverFile> {
         let places = DATA_PLACES.map(|(place, folder)| (self.root.path().join(place).join(name), folder));
         let libraries = self.folders.first().map_or(Path::new("/"), PathBuf::as_path);
@@ -314,9 +312,9 @@ impl Driver {
     }
 }
 
-/// The real file of the library or program at `path` if it is an ELF file for this machine: 32-bit builds and
-/// scripts have the same names. A file on which a container holds a file lease cannot be read without
-/// waiting, so its name alone decides.
+/// The real file of the library or program at `path` if it is an ELF file for this machine: 32-bit builds and scripts
+/// have the same names. A file on which a container holds a file lease cannot be read without waiting, so its name
+/// alone decides.
 fn for_this_machine(root: &Root, path: &Path) -> Option<PathBuf> {
     let file = root.file(path)?;
     let mut header = [0; elf::HEADER_BYTES];
@@ -326,9 +324,9 @@ fn for_this_machine(root: &Root, path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The folders that together hold a driver's libraries: where `file` was found and where it really is,
-/// `vdpau` and `gbm` in them, and the library folders above, where Debian keeps a part of the libraries.
-/// Missing folders are dropped here, so that no library is looked up in them.
+/// The folders that together contain a driver's libraries: where `file` was found and where it really is, `vdpau` and
+/// `gbm` in them, and the library folders above, where Debian stores some of the libraries. Drops missing folders, so
+/// that no library is looked up in them.
 fn around(root: &Root, folder: &Path, file: &Path) -> Vec<PathBuf> {
     let real = file.parent().unwrap_or(folder);
     let mut folders = vec![real.to_path_buf(), folder.to_path_buf()];
@@ -349,7 +347,7 @@ fn is_of_libraries(root: &Root, folder: &Path) -> bool {
     below.iter().any(|name| name.as_encoded_bytes().starts_with(b"lib"))
 }
 
-/// The error for a link in `folder` that programs open and that leads to another version.
+/// The error for a link in `folder` that programs open and that points to another version.
 fn mixed_link(root: &Root, folder: &Path, version: &str) -> Option<DriverError> {
     STEMS.iter().find_map(|stem| {
         let link = folder.join(format!("{stem}.so.1"));
@@ -360,8 +358,8 @@ fn mixed_link(root: &Root, folder: &Path, version: &str) -> Option<DriverError> 
     })
 }
 
-/// Checks which files of a driver root are safe from other users. Each folder is checked only once, since it
-/// holds many files.
+/// Checks which files of a driver root are safe from other users. Checks each folder only once, since it contains many
+/// files.
 struct Trust<'a> {
     root: &'a Root,
     /// Paths that were found safe, each with the write bits that were checked.
@@ -373,10 +371,9 @@ impl<'a> Trust<'a> {
         Self { root, safe: BTreeSet::new() }
     }
 
-    /// Refuses a driver file that others than root could change or replace, since containers will run it. The
-    /// file and every folder up to the driver root must be root's. The file and its own folder may be
-    /// writable by root only. The folders above may also be writable by their group, as Debian's `/usr/local`
-    /// is, but not by everybody.
+    /// Rejects a driver file that users other than root could change or replace, since containers will run it. The
+    /// file and every folder up to the driver root must be root's. The file and its own folder may be writable by root
+    /// only. The folders above may also be writable by their group, as Debian's `/usr/local` is, but not by everybody.
     fn check(&mut self, file: &Path) -> Result<(), DriverError> {
         let root = self.root.real();
         let above = file.ancestors().take_while(|path| root.is_some_and(|root| path.starts_with(root)));
@@ -396,7 +393,7 @@ impl<'a> Trust<'a> {
     }
 }
 
-/// Notes the versions of libcuda in `folder`, so that the error can tell a wrong version from a missing
+/// Records the versions of libcuda in `folder`, so that the error can distinguish a wrong version from a missing
 /// driver.
 fn note_other_versions(folder: &Path, others: &mut BTreeMap<String, PathBuf>) {
     for name in folder::names(folder) {

@@ -1,9 +1,8 @@
-//! Edits the symbol names of a shared library: removes some, and shows linkers more than the loader finds.
+//! Edits the symbol names of a shared library: removes some, and shows linkers more names than the loader finds.
 //!
-//! The loader finds names through the program headers, while a linker reads only the section headers. So one
-//! file can offer every name of the driver to a program that is being *linked*. A program that *runs* finds
-//! in it only the intercepted names. It finds all others in the driver itself, at the driver's own address,
-//! or not at all.
+//! The loader finds names through the program headers, while a linker reads only the section headers. So one file can
+//! offer every name of the driver to a program that is being *linked*. A program that *runs* finds only the
+//! intercepted names in it. It finds all others in the driver itself, at the driver's own address, or not at all.
 
 mod interpreter;
 
@@ -62,7 +61,7 @@ pub fn build_id(head: &[u8]) -> Option<Vec<u8>> {
 /// Why a library's names cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ElfError {
-    /// The file is no 64-bit little-endian ELF file, or it is truncated.
+    /// The file is not a 64-bit little-endian ELF file, or it is truncated.
     #[error("not a readable shared library of a 64-bit machine")]
     Format(#[from] object::read::Error),
     /// The section headers or the dynamic symbol table were stripped.
@@ -94,7 +93,7 @@ impl<'a> View<'a> {
         Ok(symbol.name(LE, self.symbols.strings())?)
     }
 
-    /// Every exported name with its symbol.
+    /// Returns every exported name with its symbol.
     fn exports(&self) -> Result<BTreeMap<&'a [u8], &'a Symbol>, ElfError> {
         let exported = self.symbols.iter().filter(|symbol| is_export(symbol));
         exported.map(|symbol| Ok((self.name(symbol)?, symbol))).collect()
@@ -109,8 +108,8 @@ fn is_function(symbol: &Symbol) -> bool {
     matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC)
 }
 
-/// Makes every name of the shared library `elf` undefined for which `absent` is true, and returns their
-/// number. The loader skips an undefined name, so the hash tables need no change.
+/// Makes every name of the shared library `elf` undefined for which `absent` returns true, and returns their number.
+/// The loader skips an undefined name, so the hash tables need no change.
 ///
 /// # Errors
 /// When `elf` has no readable dynamic symbol table.
@@ -140,9 +139,8 @@ fn undefined(symbol: &Symbol) -> Symbol {
     }
 }
 
-/// Fits the interception library `ours` to `driver`. A name of `ours` that the driver lacks becomes
-/// undefined. A linker sees all functions of the driver; at run time a program finds them in the driver
-/// itself.
+/// Fits the interception library `ours` to `driver`. A name of `ours` that the driver lacks becomes undefined. A
+/// linker sees all functions of the driver; at run time a program finds them in the driver itself.
 ///
 /// # Errors
 /// When one of the two has no readable dynamic symbol table.
@@ -156,8 +154,8 @@ pub fn fit(ours: &[u8], driver: &[u8]) -> Result<Vec<u8>, ElfError> {
     Ok(fitted)
 }
 
-/// The symbols for linkers, and their strings: what `view` needs, what both `view` and `driver` define, and
-/// the other functions of `driver`.
+/// The symbols for linkers, and their strings: the needs of `view`, the names that both `view` and `driver` define,
+/// and the other functions of `driver`.
 fn for_linkers(
     view: &View<'_>,
     driver: &BTreeMap<&[u8], &Symbol>,
@@ -169,8 +167,7 @@ fn for_linkers(
             symbols.push(*symbol);
         }
     }
-    // The old strings stay at the front: linkers look SONAME and NEEDED up in the same string table as the
-    // symbols.
+    // The old strings stay at the front: linkers look up SONAME and NEEDED in the same string table as the symbols.
     let strings = view.sections.section(view.symbols.string_section())?;
     let mut strings = strings.data(LE, view.elf)?.to_vec();
     let (code, address) = code(view)?;
@@ -191,7 +188,7 @@ fn for_linkers(
     Ok((symbols, strings))
 }
 
-/// The first section with code. The driver's functions are shown as part of it: linkers only check that the
+/// The first section with code. The driver's functions are shown in it: linkers only check that the
 /// section exists.
 fn code(view: &View<'_>) -> Result<(U16<LittleEndian>, U64<LittleEndian>), ElfError> {
     let mut sections = view.sections.enumerate();
@@ -201,8 +198,7 @@ fn code(view: &View<'_>) -> Result<(U16<LittleEndian>, U64<LittleEndian>), ElfEr
     Ok((U16::new(LE, index), section.sh_addr))
 }
 
-/// Appends `symbols` to the library `elf`, and section headers that lead to them. `view` has the library's
-/// sections.
+/// Appends `symbols` to the library `elf`, and section headers that point to them. `view` has the library's sections.
 fn show(elf: &mut Vec<u8>, view: &View<'_>, symbols: &[Symbol], strings: &[u8]) -> Result<(), ElfError> {
     let mut sections: Vec<Section> = view.sections.iter().copied().collect();
     let count = u16::try_from(sections.len() + 1).map_err(|_| ElfError::Shape)?;
@@ -226,7 +222,7 @@ fn append(elf: &mut Vec<u8>, bytes: &[u8]) -> Range<u64> {
     start..elf.len() as u64
 }
 
-/// The header of `section` for another place in the file, which no program header loads.
+/// The header of `section` for another place in the file. No program header loads that place.
 fn moved(section: &Section, place: Range<u64>) -> Section {
     let none = U64::new(LE, 0);
     let (at, size) = (U64::new(LE, place.start), U64::new(LE, place.end - place.start));

@@ -7,19 +7,19 @@ use crate::mig::InstanceId;
 use crate::proc::ProcError;
 use crate::uuid::GpuUuid;
 
-/// A GPU that the driver shows but that cannot be given to a container. It keeps its index, so that the
-/// others keep theirs.
+/// A GPU that the driver shows but that cannot be given to a container. It keeps its index, so that the others keep
+/// theirs.
 #[derive(Debug)]
 pub struct SickGpu {
-    /// Index as NVML counts, in the order of PCI addresses.
+    /// Index in NVML, in the order of PCI addresses.
     pub index: u32,
-    /// PCI address as the driver names the GPU's folder, `DOMAIN:BUS:DEVICE.FUNCTION`.
+    /// PCI address from the driver's folder for the GPU, `DOMAIN:BUS:DEVICE.FUNCTION`.
     pub address: String,
     /// Why it cannot be given.
     pub why: NodeError,
 }
 
-/// Why the node cannot give GPUs.
+/// Why the node cannot give GPUs to containers.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The kernel module is not loaded.
@@ -42,7 +42,7 @@ pub enum NodeError {
         /// All GPUs, each with its reason.
         sick: Vec<SickGpu>,
     },
-    /// A GPU's file is empty or incomplete. The driver does this when it could not wake the GPU.
+    /// A GPU's file is empty or incomplete. This happens if the driver could not wake the GPU.
     #[error(
         "{path} does not tell {what}; the GPU may have fallen off the bus: look for Xid in the kernel log (dmesg), and reset the \
          GPU (nvidia-smi -r) or reboot"
@@ -53,7 +53,7 @@ pub enum NodeError {
         /// The missing label.
         what: &'static str,
     },
-    /// The kernel's log told of an error after which no new container gets the GPU.
+    /// The kernel log has an error after which new containers do not get the GPU.
     #[error(
         "the driver reported {why} in this boot (kernel log, gpushare meter); drain and reset it (nvidia-smi -r), then run \
          `gpushare uncordon {gpu}`"
@@ -73,35 +73,34 @@ pub enum NodeError {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// NVML tells of an instance that `/proc` does not show, or the other way, or nothing by which it could
-    /// be asked for.
+    /// NVML reports an instance that `/proc` does not show, or the reverse, or the instance lacks data that a request
+    /// could name.
     #[error(
         "MIG instance {id} of {gpu} ({name:?}) is known to NVML or to /proc alone, or not wholly; run `gpushare inventory \
          refresh`, and see the kernel log"
     )]
     UnknownInstance {
-        /// The GPU that it is a part of.
+        /// The GPU that contains it.
         gpu: GpuUuid,
         /// The instance's ids.
         id: InstanceId,
-        /// Its name as NVML told it.
+        /// Its name in NVML.
         name: String,
     },
-    /// A device node is missing or is no character device.
+    /// A device node is missing or is not a character device.
     #[error("device node {path} is missing or of another kind; create it with `gpushare system nodes`")]
     NoDeviceNode {
         /// Path of the node on this host.
         path: PathBuf,
     },
-    /// A device node with a wrong number, such as one of an earlier boot: it would give a container another
-    /// device.
+    /// A device node has a wrong number, for example from an earlier boot: it would give a container another device.
     #[error("device node {path} has the number {found}, and the kernel says {wanted}; {remedy}")]
     Number {
         /// Path of the node on this host.
         path: PathBuf,
         /// The node's number as `MAJOR:MINOR`.
         found: String,
-        /// The number that the kernel says, as `MAJOR:MINOR`.
+        /// The number that the kernel reports, as `MAJOR:MINOR`.
         wanted: String,
         /// How to create the node again.
         remedy: &'static str,

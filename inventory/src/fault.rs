@@ -1,8 +1,8 @@
-//! Faults of GPUs that the kernel's log tells (Xid), kept for this boot: a file for each faulty GPU.
+//! Faults of GPUs that the kernel log reports (Xid), recorded for this boot: a file for each faulty GPU.
 //!
 //! The driver writes `NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has fallen off the bus.` (NVIDIA's guide to Xid
-//! errors). Many numbers are a program's own mistakes; which of them make a GPU unfit for new containers, the
-//! settings say.
+//! errors). Many numbers are a program's own mistakes; the settings define which of them make a GPU unfit for new
+//! containers.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -19,25 +19,25 @@ const FOLDER: &str = "faults";
 /// An Xid of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Xid {
-    /// The GPU's PCI address; NVIDIA leaves the function out.
+    /// The GPU's PCI address; NVIDIA omits the function.
     address: PciAddress,
     /// The error's number.
     pub number: u32,
-    /// What the driver says after it.
+    /// The driver's text after the number.
     pub text: String,
-    /// Number of the record in the kernel's log.
+    /// Number of the record in the kernel log.
     pub record: u64,
 }
 
 impl Xid {
-    /// The Xid of a record of `/dev/kmsg`, as `4,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, …` (kernel,
-    /// Documentation/ABI/testing/dev-kmsg). Only the kernel's own records count, and only what they begin
-    /// with: names of programs stand in many.
+    /// Parses a record of `/dev/kmsg`, such as `4,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, …` (kernel,
+    /// Documentation/ABI/testing/dev-kmsg). Only the kernel's own records count, and only if they begin with the Xid:
+    /// many records contain names of programs.
     pub fn parse(record: &str) -> Option<Self> {
         let number_in_log = record_number(record)?;
         let (prefix, message) = record.split_once(';')?;
         let message = &without_escapes(message);
-        // Priority and facility in one number; the facility of the kernel is 0.
+        // Priority and facility in one number; the kernel's facility is 0.
         prefix.split(',').next()?.parse::<u32>().ok().filter(|priority| *priority < 8)?;
         let (address, rest) = message.strip_prefix("NVRM: Xid (PCI:")?.split_once("): ")?;
         let address = Some(address).filter(|address| is_whole_address(address))?;
@@ -53,7 +53,7 @@ impl Xid {
         })
     }
 
-    /// Which of these GPUs it is of.
+    /// Returns the GPU that reported it.
     pub fn gpu<'a>(&self, gpus: &'a [Gpu]) -> Option<&'a Gpu> {
         let (domain, bus, device, _) = self.address;
         let is_it = |gpu: &&Gpu| {
@@ -63,23 +63,23 @@ impl Xid {
     }
 }
 
-/// The faulty GPUs of this boot, each with what the kernel's log says.
+/// The faulty GPUs of this boot, each with the text from the kernel log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults(BTreeMap<GpuUuid, String>);
 
 impl Faults {
-    /// All of them: the GPU, and what was noted.
+    /// Returns all faulty GPUs with the recorded text.
     pub fn all(&self) -> impl Iterator<Item = (GpuUuid, &str)> {
         self.0.iter().map(|(gpu, why)| (*gpu, why.as_str()))
     }
 
-    /// When the fault of `gpu` was noted, in seconds since 1970; `None` where there is none.
+    /// The time at which the fault of `gpu` was recorded, in seconds since 1970; `None` if there is no fault.
     pub fn noted_at(state: &Path, gpu: GpuUuid) -> Option<u64> {
         let noted = fs::metadata(state.join(FOLDER).join(gpu.to_string())).ok()?.modified().ok()?;
         Some(noted.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs())
     }
 
-    /// Those that were noted in this boot. What cannot be read was not noted.
+    /// Loads the faults recorded in this boot. Ignores unreadable files.
     pub fn load(state: &Path) -> Self {
         let Ok(boot) = boot_id() else { return Self::default() };
         let entries = fs::read_dir(state.join(FOLDER)).into_iter().flatten().flatten();
@@ -92,12 +92,12 @@ impl Faults {
         Self(noted.collect())
     }
 
-    /// Why the GPU is faulty; `None` where nothing was noted.
+    /// Why the GPU is faulty; `None` if no fault was recorded.
     pub fn of(&self, gpu: GpuUuid) -> Option<&str> {
         self.0.get(&gpu).map(String::as_str)
     }
 
-    /// Notes that a GPU is faulty. Returns whether that is new: it was not noted before, nor forgotten after
+    /// Records that a GPU is faulty. Returns whether that is new: it was neither recorded before, nor forgotten after
     /// this record.
     ///
     /// # Errors
@@ -112,8 +112,8 @@ impl Faults {
         Ok(is_new)
     }
 
-    /// Forgets the fault of a GPU, and all that the kernel's log says up to the record `newest`. Returns
-    /// whether a fault was noted.
+    /// Forgets the fault of a GPU, and ignores all records of the kernel log up to `newest`. Returns whether a fault
+    /// was recorded.
     ///
     /// # Errors
     /// When it cannot be written or removed.
@@ -131,20 +131,20 @@ fn mended_name(gpu: GpuUuid) -> String {
     format!(".mended-{gpu}")
 }
 
-/// The last record that counts no more for the GPU in this boot.
+/// The last record to ignore for the GPU in this boot.
 fn mended(state: &Path, gpu: GpuUuid) -> Option<u64> {
     let text = fs::read_to_string(state.join(FOLDER).join(mended_name(gpu))).ok()?;
     let (of, record) = text.split_once('\n')?;
     (of == boot_id().ok()?).then(|| record.trim().parse().ok())?
 }
 
-/// What the driver says after an error's number, or nothing at all of what it would not say: the kernel logs
-/// packets too (net/netfilter/nf_log_syslog.c, ebt_log.c), under a prefix that whoever rules a network namespace
-/// chooses, and then says where each came `IN=` and goes `OUT=`. Since release 450 the driver names the program
-/// first, by at most 15 characters, which may read as anything.
+/// Returns the driver's text after an error's number, or `None` if the driver would not write it. The kernel logs
+/// packets too (net/netfilter/nf_log_syslog.c, ebt_log.c), under a prefix that the owner of a network namespace
+/// chooses, followed by the interfaces, `IN=` and `OUT=`. Since release 450 the driver writes the program's name
+/// first, at most 15 characters, which may be any text.
 fn drivers_own(text: &str) -> Option<&str> {
     const NAME: usize = 15;
-    /// How the rest of a packet's record begins, where its interfaces are taken for a name.
+    /// How the rest of a packet's record begins, if its interfaces were mistaken for a program's name.
     const PACKETS: [&str; 6] = ["MAC", "SRC=", "ARP", "PHYS", "TRUNCATED", "proto"];
     let is_own = |text: &str| {
         !text.contains("IN=")
@@ -159,7 +159,7 @@ fn drivers_own(text: &str) -> Option<&str> {
     (is_number && ends.any(|at| is_own(&named[at + 2..]))).then_some(text)
 }
 
-/// A record in which each byte that the kernel writes as `\xNN` is one character: others are not told apart here.
+/// Replaces each byte that the kernel escapes as `\xNN` with one character; the value does not matter here.
 fn without_escapes(message: &str) -> String {
     let is_escape = |rest: &str| {
         let digits = rest.as_bytes().get(..2);
@@ -176,13 +176,13 @@ fn without_escapes(message: &str) -> String {
     whole
 }
 
-/// Whether it is the driver's form of a PCI address: domain, bus and device in full.
+/// Whether it is the driver's format of a PCI address: domain, bus and device in full.
 fn is_whole_address(address: &str) -> bool {
     let widths: Vec<usize> = address.split(['.', ':']).map(str::len).collect();
     matches!(widths[..], [4 | 8, 2, 2] | [4 | 8, 2, 2, 1])
 }
 
-/// The number of a record of the kernel's log.
+/// Returns the number of a record of the kernel log.
 pub fn record_number(record: &str) -> Option<u64> {
     record.split_once(';')?.0.split(',').nth(1)?.parse().ok()
 }
@@ -191,7 +191,7 @@ fn boot() -> io::Result<String> {
     boot_id().map_err(|error: ProcError| io::Error::other(error))
 }
 
-/// Readers see the file whole or not at all.
+/// Writes to a new file and renames it, so that readers never see a partial file.
 fn write(state: &Path, name: &str, text: &str) -> io::Result<()> {
     let folder: PathBuf = state.join(FOLDER);
     DirBuilder::new().mode(0o700).recursive(true).create(&folder)?;
@@ -212,7 +212,7 @@ mod tests {
         let azure = Xid::parse("3,7,1,-;NVRM: Xid (PCI:00000001:00:00): 48, Double Bit ECC Error").unwrap();
         assert_eq!((azure.number, azure.address), (48, (1, 0, 0, 0)));
         assert_eq!(Xid::parse("3,7,1,-;NVRM: Xid (PCI:0000:01:00.0): 62").unwrap().number, 62);
-        // No program keeps its GPU's errors from being seen by its name.
+        // A program's name cannot hide its GPU's errors.
         for name in [
             "IN= OUT=",
             "IN=OUT=SRC=DST=",
@@ -237,7 +237,7 @@ mod tests {
             "4,339,1,-;NVRM: Xid (PCI:0000:3b:00): many, x",
             "4,339,1,-;NVRM: Xid (PCI:zz): 79, x",
             "4,x,1,-;NVRM: Xid (PCI:0000:3b:00): 79, x",
-            // Packets, whose prefix may end with a space or not.
+            // Packets, with or without a space at the end of the prefix.
             "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, IN=eth0 OUT= MAC=00:11:22:33:44:55 SRC=10.0.0.1 DST=10.0.0.2 LEN=60 TOS=0x00 PREC=0x00 TTL=64 ID=0 DF PROTO=TCP SPT=1 DPT=2 WINDOW=0 RES=0x00 SYN URGP=0 ",
             "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79,IN= OUT=lo SRC=10.0.0.1 DST=10.0.0.2 LEN=84 TOS=0x00 PREC=0x00 TTL=64 ID=0 DF PROTO=ICMP TYPE=8 CODE=0 ID=1 SEQ=1 ",
             "4,1,1,-;NVRM: Xid (PCI:0000:3b:00): 79, name=IN=lo OUT= SRC=0000:0000:0000:0000:0000:0000:0000:0001 DST=0000:0000:0000:0000:0000:0000:0000:0001 LEN=64 ",

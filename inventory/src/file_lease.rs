@@ -1,12 +1,11 @@
-//! Opens files on which a container may hold a file lease (`fcntl(F_SETLEASE)`, fcntl(2)) without waiting,
-//! and tells who holds leases. These leases are the kernel's and have nothing to do with
-//! gpushare's.
+//! Opens files on which a container may hold a file lease (`fcntl(F_SETLEASE)`, fcntl(2)) without waiting, and detects
+//! such leases. These are kernel leases, unrelated to gpushare's leases.
 //!
-//! The owner of a file may take a lease on it without any privilege. Whoever then opens the file waits up to
-//! `/proc/sys/fs/lease-break-time`, 45 seconds, and may have to wait again. Containers have files of the host
-//! mounted, so no program of gpushare's opens such a file in a way that waits. Nobody gets a lease on a file
-//! owned by [`NOBODYS`], unless it may take that user id (CAP_SETUID), nor a write lease on a file that
-//! others hold open.
+//! The owner of a file may take a lease on it without any privilege. Opening the file then blocks for up to
+//! `/proc/sys/fs/lease-break-time`, 45 seconds, and may have to block again. Host files are mounted into containers,
+//! so gpushare's programs always open such files without blocking. A container cannot take a lease on a file owned by
+//! [`NOBODYS`], unless it may take that user id (CAP_SETUID), nor a write lease on a file that another process has
+//! open.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -15,15 +14,15 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// The owner of files that containers get: a user id outside every range that systems assign (in systemd's
-/// UIDS-GIDS.md it is below the foreign ones and above all that are allocated).
+/// The owner of files that are mounted into containers: a user id outside every range that systems assign (in
+/// systemd's UIDS-GIDS.md it is below the foreign ones and above all that are allocated).
 pub const NOBODYS: u32 = 2_147_483_600;
 
 /// Opens a regular file for reading without waiting for a lease. If a container holds a lease on it, the
 /// error is `WouldBlock`, and the kernel starts to end that lease.
 ///
 /// # Errors
-/// When it cannot be opened now, or is no regular file.
+/// When it cannot be opened now, or is not a regular file.
 pub fn open_now(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let file = options.read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
@@ -36,14 +35,14 @@ pub fn open_now(path: &Path) -> io::Result<File> {
 /// Reads a whole file, opened by [`open_now`].
 ///
 /// # Errors
-/// Those of [`open_now`], or when reading fails.
+/// The same as for [`open_now`], and when reading fails.
 pub fn read_now(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_now(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// A file as the kernel tells it apart.
+/// The identity of a file in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     /// Device number of the file system.
@@ -53,7 +52,8 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// The identity of the file at `path`, links followed. This opens nothing, so no lease makes it wait.
+    /// Returns the identity of the file at `path`, following links. It does not open the file, so a lease cannot block
+    /// it.
     ///
     /// # Errors
     /// When the file does not exist or cannot be looked up.
@@ -62,9 +62,9 @@ impl FileIdentity {
     }
 }
 
-/// Whether a text of `/proc/PID/fdinfo/N` has a lease of the file `inode`, which the open file has
-/// (fs/locks.c: `lock:`, a tab, `1: LEASE  ACTIVE    READ 4711 08:01:2359299 0 EOF`). The pid there is of whoever set it,
-/// and may have ended.
+/// Whether the text of `/proc/PID/fdinfo/N` shows a lease on the file `inode`, which is the open file (fs/locks.c:
+/// `lock:`, a tab, `1: LEASE  ACTIVE    READ 4711 08:01:2359299 0 EOF`). The pid in that line is of the process that
+/// set the lease, which may have ended.
 pub fn has_lease(fdinfo: &str, inode: u64) -> bool {
     let is_lease = |line: &str| {
         let mut words = line.strip_prefix("lock:")?.split_ascii_whitespace().skip(1);

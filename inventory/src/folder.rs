@@ -1,4 +1,4 @@
-//! Lists folders. One that cannot be read has no entries.
+//! Lists folders. An unreadable folder has no entries.
 
 use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub(crate) fn paths(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     entries(folder).map(|entry| entry.path())
 }
 
-/// The names in `folder` that are text.
+/// The names in `folder` that are valid UTF-8.
 pub(crate) fn names(folder: &Path) -> impl Iterator<Item = String> + use<> {
     entries(folder).filter_map(|entry| entry.file_name().into_string().ok())
 }

@@ -12,40 +12,39 @@ use crate::place::Place;
 use crate::proc;
 use crate::uuid::GpuUuid;
 
-/// One GPU as the driver's `/proc` files describe it, or a MIG instance: what one container can have a share
-/// of.
+/// One GPU as the driver's `/proc` files describe it, or a MIG instance. A container can have a share of either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Index as NVML counts, in the order of PCI addresses; an instance has that of its GPU.
+    /// Index in NVML, in the order of PCI addresses; an instance has that of its GPU.
     pub index: u32,
     /// UUID, the identity of the GPU or instance.
     pub uuid: GpuUuid,
-    /// The N of `/dev/nvidiaN`; it may differ from the index, and instances of one GPU have it in common.
+    /// The N of `/dev/nvidiaN`; it may differ from the index, and is the same for all instances of one GPU.
     pub minor: u32,
-    /// Model name as the driver states it, an instance's with its profile; `unknown` if it does not.
+    /// Model name from the driver, with the profile for an instance; `unknown` if there is none.
     pub model: String,
     /// The memory that programs can allocate; `None` if it is not in [`Totals`](crate::Totals) yet.
     pub memory: Option<DeviceMemory>,
     /// The GPU's device node.
     pub node: DeviceNode,
-    /// Where it sits in the machine.
+    /// Its location in the machine.
     pub place: Place,
-    /// What makes it an instance; `None` for a whole GPU.
+    /// The data of an instance; `None` for a whole GPU.
     pub instance: Option<Instance>,
 }
 
 impl Gpu {
-    /// UUID of the physical GPU: its own, or that of the GPU whose instance it is.
+    /// UUID of the physical GPU: its own, or that of the GPU that contains the instance.
     pub fn card(&self) -> GpuUuid {
         self.instance.as_ref().map_or(self.uuid, |instance| instance.card)
     }
 
-    /// Every node that opens it: `/dev/nvidiaN`, and those of an instance.
+    /// Every device node that opens it: `/dev/nvidiaN`, and those of an instance.
     pub fn nodes(&self) -> impl Iterator<Item = &DeviceNode> {
         [&self.node].into_iter().chain(self.instance.iter().flat_map(|instance| &instance.nodes))
     }
 
-    /// The number by which users name it: `0`, or `0:1` for an instance.
+    /// The number that users write: `0`, or `0:1` for an instance.
     pub fn number(&self) -> String {
         match &self.instance {
             Some(instance) => format!("{}:{}", self.index, instance.position),
@@ -55,7 +54,7 @@ impl Gpu {
 }
 
 impl fmt::Display for Gpu {
-    /// Writes it as messages name it: `GPU 0 (GPU-…)`, `MIG 0:1 1g.10gb (MIG-…)`.
+    /// Formats it for messages: `GPU 0 (GPU-…)`, `MIG 0:1 1g.10gb (MIG-…)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.instance {
             Some(instance) => write!(f, "MIG {} {} ({})", self.number(), instance.profile, self.uuid),

@@ -1,5 +1,5 @@
-//! Tests on the files of a real machine with an H200 and driver 580, as `tests/fixtures/h200-580` has them.
-//! Its driver lies in a mount of its own, and a script in `/usr/bin` leads to its nvidia-smi.
+//! Tests on the files of a real machine with an H200 and driver 580, from `tests/fixtures/h200-580`. Its driver is in
+//! a mount of its own, and a script in `/usr/bin` runs its nvidia-smi.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -88,10 +88,10 @@ fn the_programs_are_those_beside_the_libraries_and_a_script_is_none() {
         "nvidia-smi",
     ];
     assert_eq!(programs(&driver, root.path(), Extent::Whole), all.map(program));
-    // Another driver's program in the usual place, too.
+    // Also with another driver's program in the usual place.
     put(&root.path().join("usr/bin/nvidia-smi"), elf_header(), 0o755);
     assert_eq!(programs(&driver, root.path(), Extent::Share), [program("nvidia-smi")]);
-    // Without the right one, a script is no replacement, and a program elsewhere is.
+    // If the right program is missing, a script does not replace it, but a program elsewhere does.
     fs::remove_file(root.path().join(PREFIX).join("bin/nvidia-smi")).unwrap();
     let usual = ("/usr/bin/nvidia-smi".to_owned(), "usr/bin/nvidia-smi".to_owned());
     assert_eq!(programs(&driver, root.path(), Extent::Share), [usual]);
@@ -164,8 +164,8 @@ fn proc_tells_driver_and_gpu() {
     );
 }
 
-/// The machine's `/proc`, with MIG off: the driver shows the files for MIG as a whole, and one for the
-/// management of the fabric.
+/// The machine's `/proc`, with MIG off: the driver shows the files for MIG as a whole, and one for the management of
+/// the fabric.
 fn proc_tree() -> (tempfile::TempDir, Roots) {
     let root = tempfile::tempdir().unwrap();
     let nvidia = root.path().join("proc/driver/nvidia");

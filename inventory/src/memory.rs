@@ -1,4 +1,4 @@
-//! Device memory as a number of bytes, and how it is shown to people.
+//! Device memory as a number of bytes, and its display format.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ impl DeviceMemory {
     /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// Makes a size of this many bytes.
+    /// Converts from bytes.
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(bytes)
     }
@@ -23,7 +23,7 @@ impl DeviceMemory {
         self.0
     }
 
-    /// The sum. It saturates at `u64::MAX`, which is more than any capacity, so it can only be refused.
+    /// The sum. It saturates at `u64::MAX`, which exceeds any capacity, so such a request is always refused.
     pub const fn saturating_add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
@@ -41,8 +41,7 @@ impl DeviceMemory {
 }
 
 impl fmt::Display for DeviceMemory {
-    /// Writes GiB or MiB, whichever is the larger exact unit, else MiB with one decimal (`30 GiB`, `1536
-    /// MiB`, `0.5 MiB`).
+    /// Writes GiB or MiB, the larger one that is exact, else MiB with one decimal (`30 GiB`, `1536 MiB`, `0.5 MiB`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const GIB: u64 = 1 << 30;
         const MIB: u64 = 1 << 20;

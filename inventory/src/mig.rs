@@ -1,8 +1,8 @@
-//! MIG instances: parts into which the hardware itself divides a GPU. A GPU instance has memory and
-//! multiprocessors of its own, and a compute instance is what programs run on.
+//! MIG instances: parts into which the hardware itself divides a GPU. A GPU instance has memory and multiprocessors of
+//! its own; programs run on a compute instance.
 //!
-//! `/proc` tells which instances there are and the device nodes that open them. Their UUIDs, sizes and
-//! profiles come from NVML by way of [`Totals`](crate::Totals).
+//! `/proc` shows the existing instances and the device nodes that open them. Their UUIDs, sizes and profiles come from
+//! NVML through [`Totals`](crate::Totals).
 
 use std::fmt;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::proc::{self, ProcError};
 use crate::roots::Roots;
 use crate::uuid::GpuUuid;
 
-/// Ids of a GPU instance and of a compute instance in it, as the driver counts them. Ids have gaps, and an id
-/// is given anew after its instance was destroyed.
+/// Ids of a GPU instance and of a compute instance in it, as assigned by the driver. Ids have gaps, and an id is
+/// reused after its instance was destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId {
     /// Id of the GPU instance on its GPU.
@@ -25,20 +25,19 @@ pub struct InstanceId {
     pub compute: u32,
 }
 
-/// What `/proc` tells about one instance.
+/// The data about one instance in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// The instance's ids.
     pub id: InstanceId,
-    /// Minors of the nodes below `/dev/nvidia-caps`: that of the GPU instance, then that of the compute
-    /// instance.
+    /// Minors of the nodes below `/dev/nvidia-caps`: that of the GPU instance, then that of the compute instance.
     pub minors: [u32; 2],
 }
 
-/// What makes a [`Gpu`](crate::Gpu) of the inventory a MIG instance.
+/// The data that a MIG instance has in addition to a [`Gpu`](crate::Gpu) of the inventory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// UUID of the GPU that the instance is a part of.
+    /// UUID of the GPU that contains the instance.
     pub card: GpuUuid,
     /// The instance's ids.
     pub id: InstanceId,
@@ -46,16 +45,16 @@ pub struct Instance {
     pub position: u32,
     /// Size of the instance.
     pub profile: Profile,
-    /// Whether a request that names no GPU means instances: all GPUs of the node are divided, also those that
-    /// are out of service.
+    /// Whether a request that names no GPU means instances: all GPUs of the node are divided, including those that are
+    /// out of service.
     pub stands_for_gpu: bool,
-    /// The nodes below `/dev/nvidia-caps` that open it, beside the GPU's own: that of the GPU instance, then
+    /// The nodes below `/dev/nvidia-caps` that open it, in addition to the GPU's own: that of the GPU instance, then
     /// that of the compute instance.
     pub nodes: [DeviceNode; 2],
 }
 
-/// Name of an instance's size as `nvidia-smi mig -lgip` writes it: `1g.10gb`, `1g.10gb+me`, or `1c.3g.40gb`
-/// for a compute instance that is a part of its GPU instance. In lower case.
+/// Name of an instance's size in the format of `nvidia-smi mig -lgip`: `1g.10gb`, `1g.10gb+me`, or `1c.3g.40gb` for a
+/// compute instance that is a part of its GPU instance. In lower case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Profile(String);
 
@@ -95,7 +94,7 @@ impl FromStr for Profile {
 }
 
 impl Profile {
-    /// The profile at the end of an instance's name, as NVML tells it (`NVIDIA H100 80GB HBM3 MIG 1g.10gb`).
+    /// Parses the profile at the end of an instance's name in NVML (`NVIDIA H100 80GB HBM3 MIG 1g.10gb`).
     ///
     /// # Errors
     /// When the name has no profile at its end.
@@ -116,10 +115,10 @@ impl fmt::Display for InstanceId {
     }
 }
 
-/// The compute instances of the GPU with this minor number, by their ids. There are none without MIG.
+/// Returns the compute instances of the GPU with this minor number, by their ids. Empty without MIG.
 ///
 /// # Errors
-/// When the file of an instance is empty or has another form. An instance that vanishes meanwhile is none.
+/// When the file of an instance is empty or has another format. Skips an instance that vanishes meanwhile.
 pub(crate) fn layout(proc_root: &Path, minor: u32) -> Result<Vec<Layout>, NodeError> {
     let folder = proc_root.join(format!("proc/driver/nvidia/capabilities/gpu{minor}/mig"));
     let mut found = Vec::new();
@@ -140,7 +139,7 @@ fn numbered(folder: &Path, prefix: &str) -> Vec<(u32, std::path::PathBuf)> {
     folder::paths(folder).filter_map(|path| Some((number(&path)?, path))).collect()
 }
 
-/// The minor number in the file `access`; `None` where there is no such file.
+/// The minor number in the file `access`; `None` if there is no such file.
 fn capability_minor(folder: &Path) -> Result<Option<u32>, NodeError> {
     let path = folder.join("access");
     let text = match proc::read(&path) {
@@ -154,7 +153,7 @@ fn capability_minor(folder: &Path) -> Result<Option<u32>, NodeError> {
     Ok(Some(minor))
 }
 
-/// The nodes that open an instance, with the numbers of this boot.
+/// Returns the nodes that open an instance, with this boot's numbers.
 ///
 /// # Errors
 /// When a node is missing or has another number.

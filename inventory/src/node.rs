@@ -1,4 +1,4 @@
-//! Reads the whole node as a value: GPUs in the order in which users count them, and the device nodes that
+//! Reads the whole node as a value: GPUs in the order of their user-visible numbers, and the device nodes that
 //! containers need.
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub struct SharedNodes {
     pub control: DeviceNode,
     /// `/dev/nvidia-uvm`, which CUDA needs; `None` without its kernel module or node.
     pub uvm: Option<DeviceNode>,
-    /// `/dev/nvidia-modeset`, for graphics and display; `None` where it does not exist.
+    /// `/dev/nvidia-modeset`, for graphics and display; `None` if it does not exist.
     pub modeset: Option<DeviceNode>,
     /// The nodes below `/dev/dri`, each with its GPU, for graphics and display; empty without nvidia-drm.
     pub render: Vec<(GpuUuid, DeviceNode)>,
@@ -40,8 +40,8 @@ pub struct SharedNodes {
 /// GPUs, driver and device nodes of this host.
 #[derive(Debug)]
 pub struct Node {
-    /// What containers can have shares of, sorted by index: whole GPUs, and, from [`Node::with_totals`] on,
-    /// in place of a GPU that is divided its MIG instances.
+    /// The units that containers can have shares of, sorted by index: whole GPUs and, after [`Node::with_totals`], MIG
+    /// instances instead of a divided GPU.
     pub gpus: Vec<Gpu>,
     /// The GPUs that are divided into MIG instances, sorted by index; empty before [`Node::with_totals`].
     pub divided: Vec<Gpu>,
@@ -49,16 +49,16 @@ pub struct Node {
     pub sick: Vec<SickGpu>,
     /// The driver's version and files.
     pub driver: Driver,
-    /// The device nodes beside the GPUs' own.
+    /// The device nodes other than the GPUs' own.
     pub nodes: SharedNodes,
-    /// What NVML told about driver and GPUs; `None` before [`Node::with_totals`].
+    /// NVML's data about driver and GPUs; `None` before [`Node::with_totals`].
     pub totals: Option<Totals>,
     layouts: BTreeMap<GpuUuid, Vec<Layout>>,
     roots: Roots,
 }
 
-/// The version of the driver that the kernel has loaded; `None` without one, or where its file is not as the
-/// driver writes it.
+/// The version of the driver that the kernel has loaded; `None` without a driver, or if its file does not have the
+/// driver's format.
 pub fn loaded_driver(proc_root: &Path) -> Option<String> {
     let text = proc::read(&proc_root.join("proc/driver/nvidia/version")).ok()?;
     proc::driver_version(&text).map(str::to_owned)
@@ -68,7 +68,7 @@ impl Node {
     /// Reads the node. GPU memory stays unknown until [`Node::with_totals`].
     ///
     /// # Errors
-    /// When there is no driver, no GPU that can be given, or only user-space files of another version.
+    /// When there is no driver, no GPU in service, or only user-space files of another version.
     pub fn open(roots: &Roots) -> Result<Self, NodeError> {
         let nvidia = roots.proc.join("proc/driver/nvidia");
         let path = nvidia.join("version");
@@ -97,7 +97,7 @@ impl Node {
                 control,
                 uvm: match majors.get("nvidia-uvm") {
                     Some(major) => where_made(nvidias_node(&roots.dev, "nvidia-uvm", (*major, 0)))?,
-                    None => None, // without its module, a node of this name is of another boot
+                    None => None, // without its module, a node with this name is from another boot
                 },
                 modeset: where_made(nvidias_node(&roots.dev, "nvidia-modeset", (MAJOR, MODESET_MINOR)))?,
                 render,
@@ -107,8 +107,8 @@ impl Node {
         })
     }
 
-    /// Adds what `totals` has: the memory that programs can allocate, which GPUs NVLink connects, and MIG instances in place of the
-    /// GPUs that are divided into them.
+    /// Adds the data of `totals`: the memory that programs can allocate, the NVLink groups, and MIG instances instead
+    /// of the GPUs that are divided into them.
     #[must_use]
     pub fn with_totals(mut self, totals: &Totals) -> Self {
         for mut gpu in std::mem::take(&mut self.gpus) {
@@ -126,7 +126,7 @@ impl Node {
             self.divide(&gpu, &told.instances);
             self.divided.push(gpu);
         }
-        // Sick so far are whole GPUs whose files cannot be read, and divided ones.
+        // Out of service so far are whole GPUs with unreadable files, and divided ones.
         let are_all = self.gpus.iter().all(|gpu| gpu.instance.is_some())
             && self.sick.iter().all(|sick| self.divided.iter().any(|gpu| gpu.index == sick.index));
         for instance in self.gpus.iter_mut().filter_map(|gpu| gpu.instance.as_mut()) {
@@ -137,8 +137,8 @@ impl Node {
         self
     }
 
-    /// Adds the instances of `gpu` in NVML's order. One that cannot be given, or that NVML or `/proc` alone
-    /// knows, is out of service, and so is a GPU without any.
+    /// Adds the instances of `gpu` in NVML's order. An instance that cannot be given to a container, or that only NVML
+    /// or only `/proc` knows, is out of service. A divided GPU without instances is too.
     fn divide(&mut self, gpu: &Gpu, told: &[InstanceTotals]) {
         let mut told: Vec<&InstanceTotals> = told.iter().collect();
         told.sort_by_key(|one| one.position);
@@ -184,7 +184,7 @@ impl Node {
         totals::capacity(total, reserved, self.roots.unusable_memory)
     }
 
-    /// Whether a GPU is in MIG mode: NVML said so, or `/proc` shows an instance.
+    /// Whether a GPU is in MIG mode: NVML reported it, or `/proc` shows an instance.
     pub fn has_mig(&self) -> bool {
         !self.divided.is_empty() || self.layouts.values().any(|instances| !instances.is_empty())
     }
@@ -200,7 +200,7 @@ impl Node {
     /// Takes faulty GPUs out of service.
     ///
     /// # Errors
-    /// When there is no other GPU.
+    /// When no other GPU is left.
     pub fn without_faulty(mut self, faults: &Faults) -> Result<Self, NodeError> {
         let why = |gpu: &Gpu| faults.of(gpu.card()).map(str::to_owned);
         let mut told = Vec::new();
@@ -227,8 +227,8 @@ struct Gpus {
     sick: Vec<SickGpu>,
 }
 
-/// All GPUs below `folder`, in the order of PCI addresses. An excluded GPU gets no index, since NVML skips
-/// it. A GPU that cannot be given keeps its index; it is an error only if there is no other GPU.
+/// All GPUs below `folder`, in the order of PCI addresses. An excluded GPU gets no index, since NVML skips it. A GPU
+/// that is out of service keeps its index; it is an error only if there is no other GPU.
 fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
     let mut folders = pci_folders(folder)?;
     folders.sort_by_key(|(address, _)| *address);
@@ -273,7 +273,7 @@ fn gpu(index: u32, path: &Path, dev_root: &Path) -> Result<Option<Gpu>, NodeErro
     Ok(Some(Gpu { index, uuid, minor, model, memory: None, node, place: Place::default(), instance: None }))
 }
 
-/// A PCI address as the kernel writes it.
+/// Formats a PCI address like the kernel.
 fn bus_id((domain, bus, device, function): PciAddress) -> String {
     format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
 }
@@ -294,8 +294,8 @@ fn place(roots: &Roots, address: PciAddress) -> Place {
     }
 }
 
-/// The bridges in the kernel's link to a PCI device, as
-/// `../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0`: host bridge first, without the device itself.
+/// The bridges in the kernel's link to a PCI device, such as `../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0`:
+/// host bridge first, without the device itself.
 fn bridges(link: &Path) -> Vec<String> {
     let names = link.iter().map(|name| name.to_string_lossy().into_owned());
     let mut names: Vec<String> = names.skip_while(|name| !name.starts_with("pci")).collect();
@@ -303,7 +303,7 @@ fn bridges(link: &Path) -> Vec<String> {
     names
 }
 
-/// The DRM nodes of the GPU at `address`. Each must have the number that the kernel gave it.
+/// The DRM nodes of the GPU at `address`. Each must have the device number that the kernel assigned.
 fn render_nodes(roots: &Roots, address: PciAddress) -> Result<Vec<DeviceNode>, NodeError> {
     let folder = sysfs(roots, address).join("drm");
     let is_drms = |name: &String| name.starts_with("card") || name.starts_with("renderD");
@@ -343,7 +343,7 @@ mod tests {
         assert!(place(&roots, (0, 3, 0, 0)).bridges.is_empty());
     }
 
-    /// A folder as the driver's, with one GPU for each text of `information`.
+    /// A folder like the driver's, with one GPU for each text of `information`.
     fn shown(texts: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (bus, text) in texts.iter().enumerate() {

@@ -1,24 +1,24 @@
-//! Where GPUs sit in the machine, and how near two of them are to each other.
+//! The location of GPUs in the machine, and the distance between two of them.
 
-/// Where a GPU sits in the machine.
+/// The location of a GPU in the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// PCI address as the kernel writes it, `DOMAIN:BUS:DEVICE.FUNCTION` in lower case.
     pub pci_bus_id: String,
-    /// The NUMA node; `None` if the kernel knows none (`numa_node` of sysfs is missing or -1).
+    /// The NUMA node; `None` if the kernel reports none (`numa_node` of sysfs is missing or -1).
     pub numa_node: Option<u32>,
-    /// The PCI host bridge and the bridges and switches between it and the GPU, outermost first; empty where
-    /// sysfs does not tell.
+    /// The PCI host bridge and the bridges and switches between it and the GPU, outermost first; empty if sysfs does
+    /// not show them.
     pub bridges: Vec<String>,
-    /// The GPUs that it reaches by NVLink have the same text here ([`GpuTotals::nvlink_group`]); empty if it
-    /// reaches none, and before [`Node::with_totals`].
+    /// GPUs that are connected by NVLink have the same text here ([`GpuTotals::nvlink_group`]); empty if there are
+    /// none, and before [`Node::with_totals`].
     ///
     /// [`GpuTotals::nvlink_group`]: crate::GpuTotals::nvlink_group
     /// [`Node::with_totals`]: crate::Node::with_totals
     pub nvlink_group: String,
 }
 
-/// The way from one GPU to another, the nearest first: the levels of `nvidia-smi topo -m`.
+/// The connection between two GPUs, nearest first: the levels of `nvidia-smi topo -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// NVLink, directly or over other GPUs and switches.
@@ -31,12 +31,12 @@ pub enum Way {
     HostBridge,
     /// Between host bridges of one NUMA node.
     NumaNode,
-    /// Between NUMA nodes, or nothing is known.
+    /// Between NUMA nodes, or unknown.
     System,
 }
 
 impl Way {
-    /// The word for it, as nvidia-smi writes it.
+    /// Its name in nvidia-smi.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NvLink => "NV",
@@ -50,7 +50,7 @@ impl Way {
 }
 
 impl Place {
-    /// The way from here to `other`.
+    /// Returns the connection to `other`.
     pub fn way(&self, other: &Self) -> Way {
         if !self.nvlink_group.is_empty() && self.nvlink_group == other.nvlink_group {
             return Way::NvLink;
@@ -60,7 +60,7 @@ impl Place {
             0 if self.numa_node.is_some() && self.numa_node == other.numa_node => Way::NumaNode,
             0 => Way::System,
             1 => Way::HostBridge,
-            // Each is behind a port of its own of the same switch.
+            // Each GPU is behind its own port of the same switch.
             _ if self.bridges.len().max(other.bridges.len()) <= common + 1 => Way::Switch,
             _ => Way::Switches,
         }

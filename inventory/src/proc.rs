@@ -1,7 +1,7 @@
 //! Reads the driver's `/proc` files, in every format seen from driver 384 to 580.
 //!
-//! Labels may be missing, new ones may appear, dates may be localised, and spacing varies. So each reader
-//! looks for whole words that it knows and ignores the rest.
+//! Labels may be missing, new ones may appear, dates may be localised, and spacing varies. So each reader looks for
+//! whole words that it knows and ignores the rest.
 
 use std::fs::File;
 use std::io::Read;
@@ -28,15 +28,15 @@ pub enum ProcError {
     Format {
         /// Path of the file.
         path: PathBuf,
-        /// The text or label that was looked for.
+        /// The expected text or label.
         what: &'static str,
     },
 }
 
-/// First size of the read buffer, in bytes: more than most of the driver's files have.
+/// Initial size of the read buffer, in bytes: larger than most of the driver's files.
 const PROC_FILE: usize = 1024;
 
-/// Reads a whole file of `/proc` in few reads. Such a file shows no size that a buffer could be made for.
+/// Reads a whole file of `/proc` in few reads. Such a file does not report a size to allocate a buffer for.
 pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
     let mut bytes = Vec::with_capacity(PROC_FILE);
     let read = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
@@ -50,7 +50,7 @@ pub(crate) fn number(text: &str, name: &str) -> Option<u32> {
     lines.find(|(found, _)| found.trim() == name).and_then(|(_, value)| value.trim().parse().ok())
 }
 
-/// The running boot's id, from `/proc/sys/kernel/random/boot_id`.
+/// Returns the id of the running boot, from `/proc/sys/kernel/random/boot_id`.
 ///
 /// # Errors
 /// When the kernel does not show it.
@@ -85,7 +85,7 @@ pub struct Information {
     pub uuid: Option<GpuUuid>,
     /// The N of `/dev/nvidiaN`.
     pub minor: Option<u32>,
-    /// Whether the driver was told to exclude this GPU.
+    /// Whether the driver is configured to exclude this GPU.
     pub excluded: bool,
 }
 

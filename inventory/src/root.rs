@@ -1,5 +1,5 @@
-//! Resolves paths inside a folder as if it were `/`. The kernel does it (`openat2`), so no link leads out of
-//! the folder.
+//! Resolves paths inside a folder as if it were `/`. The kernel does this (`openat2`), so links cannot point outside
+//! of the folder.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,8 +13,7 @@ use nix::sys::stat::{SFlag, fstat};
 #[derive(Clone, Debug)]
 pub(crate) struct Root {
     path: PathBuf,
-    /// The open folder and its path without links. `None` if it cannot be opened; then no file is found in
-    /// it.
+    /// The open folder and its path without links. `None` if it cannot be opened; then lookups find no files.
     folder: Option<Arc<(File, PathBuf)>>,
 }
 
@@ -27,7 +26,7 @@ impl Root {
         Self { path: path.into(), folder }
     }
 
-    /// The folder's path as it was given.
+    /// The folder's path as passed to `open`.
     pub fn path(&self) -> &Path {
         &self.path
     }

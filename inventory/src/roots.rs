@@ -1,11 +1,11 @@
-//! The root folders below which a node's files are looked up, and what the node's GPUs cannot give.
+//! The root folders below which a node's files are looked up, and the unusable memory of the node's GPUs.
 
 use std::path::PathBuf;
 
 use crate::memory::DeviceMemory;
 
-/// The root folders of the driver's files, of device nodes and of `/proc`. All are `/` on an ordinary node. A
-/// driver container, NixOS or a simulated node has others.
+/// The root folders of the driver's files, of device nodes and of `/proc`. All are `/` on an ordinary node. A driver
+/// container, NixOS or a simulated node has others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
     /// Absolute path below which the driver's libraries and programs are.
@@ -16,7 +16,7 @@ pub struct Roots {
     pub proc: PathBuf,
     /// Folders below the driver root that are searched for libraries before all others.
     pub library_folders: Vec<PathBuf>,
-    /// Memory of each GPU that the driver does not report as reserved and that no program can allocate all the same.
+    /// Memory of each GPU that programs cannot allocate although the driver does not report it as reserved.
     pub unusable_memory: DeviceMemory,
 }
 

@@ -6,15 +6,15 @@ use std::str::FromStr;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The UUID of a GPU or of a MIG instance, as `GPU-5f2e0a11-…` or `MIG-5f2e0a11-…` in text and as the 16
-/// bytes of `cuDeviceGetUuid_v2`.
+/// The UUID of a GPU or of a MIG instance: `GPU-5f2e0a11-…` or `MIG-5f2e0a11-…` as text, or the 16 bytes of
+/// `cuDeviceGetUuid_v2`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid {
     is_instance: bool,
     bytes: [u8; 16],
 }
 
-/// The text is not a GPU UUID; it is kept, cut to 64 characters.
+/// The text is not a GPU UUID; contains the text, cut to 64 characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a UUID of the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, or MIG-… for an instance: {0:?}")]
 pub struct GpuUuidError(String);
@@ -30,7 +30,7 @@ impl GpuUuid {
         Self { is_instance: true, bytes }
     }
 
-    /// Whether it is that of a MIG instance.
+    /// Whether it is the UUID of a MIG instance.
     pub const fn is_instance(self) -> bool {
         self.is_instance
     }

@@ -1,18 +1,18 @@
-//! Reads YAML documents as JSON values, within bounds, so that no file in a CDI folder can use up the stack
-//! or memory of a container's start.
+//! Reads YAML documents as JSON values, within bounds, so that a file in a CDI folder cannot exhaust the stack or
+//! memory while a container starts.
 
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser};
 use serde_json::{Map, Value};
 
-/// The most lists and mappings inside each other.
+/// Limit on nested lists and mappings.
 const MOST_DEPTH: usize = 64;
-/// The most values of a document, copies by aliases included.
+/// Limit on the values of a document, including copies by aliases.
 const MOST_VALUES: usize = 200_000;
 
-/// Reads the first document. All scalars become texts, numbers too. `None` if the text is no YAML or exceeds
-/// the bounds.
+/// Reads the first document. All scalars become strings, including numbers. `None` if the text is not YAML or exceeds
+/// the limits.
 pub(crate) fn first_document(text: &str) -> Option<Value> {
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
@@ -37,8 +37,7 @@ pub(crate) fn first_document(text: &str) -> Option<Value> {
 struct Open {
     value: Value,
     anchor: usize,
-    /// In a mapping, the key whose value comes next; `Some(None)` if that key is no text, and its value is
-    /// dropped.
+    /// In a mapping, the key of the next value; `Some(None)` if that key is not a string, and its value is dropped.
     key: Option<Option<String>>,
     /// The number of values when it began.
     since: usize,
@@ -95,7 +94,7 @@ impl Builder {
     }
 }
 
-/// Handles the merge key `<<` (yaml.org/type/merge). The mapping's own entries count before merged ones.
+/// Handles the merge key `<<` (yaml.org/type/merge). The mapping's own entries override merged ones.
 fn merge(entries: &mut Map<String, Value>, value: Value) {
     match value {
         Value::Object(others) => {

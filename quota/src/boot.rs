@@ -9,13 +9,12 @@ use crate::pid_namespace::PidNamespace;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Boot {
     pub id: String,
-    /// The pid namespace, and the time namespace on which start times depend, as `ls -l /proc/PID/ns` shows
-    /// them.
+    /// The pid namespace, and the time namespace on which start times depend, formatted as by `ls -l /proc/PID/ns`.
     pub namespaces: String,
 }
 
 impl Boot {
-    /// The running boot and the namespaces of this process.
+    /// Returns the running boot and the namespaces of this process.
     pub fn here() -> Result<Self, StoreError> {
         let unknown = || "unknown".to_owned();
         let pid = PidNamespace::own().map_or_else(unknown, |own| own.to_string());

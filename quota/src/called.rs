@@ -1,28 +1,27 @@
-//! What an engine calls a container outside of a cluster.
+//! The name and image of a container outside of a cluster, as the engine reports them.
 
 use serde::{Deserialize, Serialize};
 
-/// The longest name or image that is kept, in bytes. References of images have 255 at most, and a digest.
+/// Length limit of a recorded name or image, in bytes. Image references have at most 255, plus a digest.
 const LONGEST: usize = 400;
 
-/// What an engine calls a container, and what it runs. For people and for looking it up, never its identity.
+/// The names of a container and of its image. For display and search only, never an identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Called {
-    /// The name that its user gave it, or that the engine made up.
+    /// The name that its user or the engine gave it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The image, as its user named it.
+    /// The image, as named by its user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// The compose project that it is a part of.
+    /// The compose project that it belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project: Option<String>,
 }
 
 impl Called {
-    /// What is called so. A text that could not be printed as it is, and one of no engine's length, is left
-    /// out.
+    /// Keeps the names that are safe to print and of a plausible length, and drops the others.
     pub fn new(name: Option<&str>, image: Option<&str>, project: Option<&str>) -> Self {
         let plain = |text: &str| {
             let is_plain = (1..=LONGEST).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
@@ -32,7 +31,7 @@ impl Called {
         Self { name: kept(name), image: kept(image), project: kept(project) }
     }
 
-    /// Whether nothing is known.
+    /// Whether all names are unknown.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }

@@ -8,16 +8,16 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A claim that holds a lease. The claim is a member of its lease like a container, so the lease stands while
+/// A claim that holds a lease. The claim is a member of its lease like a container, so the lease lasts while
 /// containers come and go, and ends when the claim is released and its last container is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResourceClaim {
-    /// Names the claim for people.
+    /// The claim's name, for users.
     pub name: ClaimName,
-    /// What a container must show to join the lease.
+    /// The secret that a container must present to join the lease.
     pub token: ClaimToken,
-    /// UIDs of the pods that the cluster lets use it. `None`: pods are not told apart.
+    /// UIDs of the pods that the cluster allows to use it; `None` allows all pods.
     pub pods: Option<Vec<String>>,
     /// The request in words. A claim that is reserved again with the same words keeps its lease.
     pub(crate) request: String,
@@ -27,7 +27,7 @@ pub struct ResourceClaim {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimName {
-    /// The API server's UID. It names the claim in the quota store, where it counts as a container's id.
+    /// The API server's UID. It identifies the claim in the quota store, as a container id does.
     pub uid: String,
     /// The Kubernetes namespace. Only containers of this namespace may join the lease.
     pub namespace: String,
@@ -41,21 +41,21 @@ impl fmt::Display for ClaimName {
     }
 }
 
-/// A secret of 128 random bits, in hexadecimal digits. Who knows a claim's UID or name cannot guess it.
+/// A secret of 128 random bits, in hexadecimal digits. It cannot be guessed from a claim's UID or name.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ClaimToken(String);
 
-/// How many characters a token has.
+/// Length of a token in characters.
 const LENGTH: usize = 32;
 
-/// The text is no token.
+/// The text is not a valid token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a claim's token is {LENGTH} of the characters 0-9 a-f")]
 pub struct BadToken;
 
 impl ClaimToken {
-    /// A new token.
+    /// Generates a new token.
     ///
     /// # Errors
     /// When the kernel's random numbers cannot be read.
@@ -65,7 +65,7 @@ impl ClaimToken {
         Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// The text that a container shows.
+    /// The text that a container presents.
     pub fn as_str(&self) -> &str {
         &self.0
     }

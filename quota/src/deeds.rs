@@ -1,4 +1,4 @@
-//! What was done to living shares after they were granted, so that it is known after they have ended.
+//! Actions on living shares after they were granted, recorded so that they are visible after the shares ended.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +10,7 @@ use crate::journal::Journal;
 use crate::lease::{Lease, PastLease, now};
 use crate::state::StateFolder;
 
-/// Something that was done to a living share.
+/// An action on a living share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deed {
     /// Seconds since 1970.
@@ -19,52 +19,52 @@ pub struct Deed {
     pub lease: i64,
     /// The container's id.
     pub container: String,
-    /// What was done to it.
+    /// The action.
     #[serde(flatten)]
     pub what: Done,
 }
 
-/// What was done.
+/// The kind of action.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "done", rename_all = "kebab-case")]
 pub enum Done {
-    /// It was given other figures. What grows and shrinks by itself is not noted.
+    /// It got new figures. Automatic growth and shrinking is not recorded.
     Resized {
-        /// What it granted before, in words.
+        /// Its grants before, in words.
         before: String,
-        /// What it grants now, in words.
+        /// Its grants now, in words.
         after: String,
         /// The memory that it granted before, over all GPUs in MiB.
         mebibytes: u64,
     },
-    /// Its limit was lowered by what its containers hold beyond their books, for as long as they do.
+    /// Its limit was reduced by the memory that its containers use beyond what gpushare accounted for, while that
+    /// lasts.
     Capped {
-        /// By which setting, and for what.
+        /// The setting that caused it, and the reason.
         why: String,
     },
     /// Its containers were stopped.
     Stopped {
-        /// By which setting, and for what.
+        /// The setting that caused it, and the reason.
         why: String,
     },
-    /// Stopped containers were let go on.
+    /// Stopped containers continued.
     Continued,
-    /// Its containers were asked or made to end.
+    /// Its containers got a request to end, or were killed.
     Ended {
-        /// By which setting, and for what.
+        /// The setting that caused it, and the reason.
         why: String,
     },
 }
 
 impl Done {
-    /// What a change of figures did; `None` where they are what they were.
+    /// Describes a change of figures; `None` if nothing changed.
     pub fn resized(old: &Lease, new: &Lease) -> Option<Self> {
         let (before, after) = (old.summary(), new.summary());
         (before != after).then(|| Self::Resized { before, after, mebibytes: old.mebibytes() })
     }
 
-    /// Notes below the state folder `state` that this was done to `lease`. A failure is logged and hinders
-    /// nothing.
+    /// Records the action on `lease` below the state folder `state`. A failure is only logged.
     pub fn note(self, state: &Path, lease: &Lease) {
         let container = lease.member.key.container.clone();
         let deed = Deed { at: now(), lease: lease.id, container, what: self };
@@ -75,12 +75,12 @@ impl Done {
     }
 }
 
-/// What was done to shares, by container.
+/// Actions on shares, by container.
 #[derive(Clone, Debug, Default)]
 pub struct Deeds(BTreeMap<String, Vec<Deed>>);
 
 impl Deeds {
-    /// What was done to `lease` while it was held, oldest first.
+    /// Returns the actions on `lease` during its lifetime, oldest first.
     pub fn of<'a>(&'a self, lease: &'a PastLease) -> impl Iterator<Item = &'a Deed> {
         let containers = lease.others.iter().chain([&lease.key.container]);
         let all = containers.filter_map(|container| self.0.get(container)).flatten();
@@ -90,14 +90,14 @@ impl Deeds {
         its.into_iter()
     }
 
-    /// All of it, in no order of time.
+    /// Returns all actions, not sorted by time.
     pub fn all(&self) -> impl Iterator<Item = &Deed> {
         self.0.values().flatten()
     }
 }
 
 impl FromIterator<Deed> for Deeds {
-    /// Of those of one moment the first is taken for the oldest.
+    /// Among actions with the same time, the first counts as the oldest.
     fn from_iter<I: IntoIterator<Item = Deed>>(deeds: I) -> Self {
         let mut all = BTreeMap::<String, Vec<Deed>>::new();
         deeds.into_iter().for_each(|deed| all.entry(deed.container.clone()).or_default().push(deed));
@@ -106,7 +106,7 @@ impl FromIterator<Deed> for Deeds {
 }
 
 impl StateFolder {
-    /// What was done to shares, as far as the history has it.
+    /// Returns the actions on shares that are in the history.
     pub fn deeds(&self) -> Deeds {
         journal(self.path()).lines(|line| serde_json::from_str(line).ok()).into_iter().rev().collect()
     }

@@ -1,44 +1,44 @@
-//! How a lease is held: one row for each way, of what it allows and needs.
+//! The ways to enforce a lease, and a table of the properties of each.
 
 use gpushare_claims::{InterceptorPolicy, Mode, Request};
 use gpushare_inventory::Extent;
 use serde::{Deserialize, Serialize};
 
-/// Who keeps a container within what it was granted.
+/// The component that enforces a container's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Enforcement {
-    /// gpushare's libraries, which intercept the driver's.
+    /// gpushare's libraries, which intercept the driver's libraries.
     Intercepted,
-    /// A supervisor outside of the container for memory, and gpushare's libraries for all else.
+    /// A supervisor outside of the container for memory, and gpushare's libraries for everything else.
     Supervised,
-    /// A supervisor outside of the container for memory and compute, and gpushare's libraries for all else.
+    /// A supervisor outside of the container for memory and compute, and gpushare's libraries for everything else.
     Scheduled,
     /// gpushare's libraries for memory, and NVIDIA's Multi-Process Service for compute.
     Mps,
-    /// Another system's interception library. The request proved that the bundle brings it.
+    /// Another system's interception library. The request proved that the bundle contains it.
     Foreign,
-    /// Nobody: containers take turns on these GPUs, as the driver gives them.
+    /// None: containers take turns on these GPUs, as scheduled by the driver.
     TimeSliced,
-    /// Nobody: no other container gets a share of these GPUs.
+    /// None: no other container gets a share of these GPUs.
     WholeGpu,
 }
 
-/// Leases of which several may stand on one GPU.
+/// Kinds of leases that can share a GPU with leases of the same kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Company {
     /// Shares with limits.
     Shares,
-    /// Shares whose programs run at once, as clients of one MPS server.
+    /// Shares whose programs run concurrently, as clients of one MPS server.
     Mps,
-    /// Turns without limits.
+    /// Time slices without limits.
     TimeSlices,
-    /// None: a lease of whole GPUs.
+    /// A lease of whole GPUs, which shares with no other lease.
     Nobody,
 }
 
 impl Company {
-    /// The mode by which they were asked for.
+    /// The mode in which such leases are requested.
     pub const fn mode(self) -> Mode {
         match self {
             Self::Shares => Mode::Share,
@@ -49,21 +49,21 @@ impl Company {
     }
 }
 
-/// Who keeps a container's memory within its limit.
+/// The component that enforces a container's memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeldBy {
     /// A supervisor outside of the container.
     Supervisor,
-    /// A library in each of its processes: ours, or another system's.
+    /// A library in each of its processes, either ours or another system's.
     Library,
-    /// The driver, by the container's cgroup.
+    /// The driver, through the container's cgroup.
     Driver,
-    /// Nobody: there is no limit.
+    /// None: there is no limit.
     Nobody,
 }
 
 impl HeldBy {
-    /// The word for it.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Supervisor => "supervisor",
@@ -74,32 +74,32 @@ impl HeldBy {
     }
 }
 
-/// What one way of holding a lease allows and needs.
+/// The properties of one kind of enforcement.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// The word in the quota store.
+    /// The name in the quota store.
     pub name: &'static str,
-    /// Which other leases may stand on the same GPUs: those of the same company.
+    /// The kind of leases that may use the same GPUs.
     pub company: Company,
-    /// Who holds its memory.
+    /// The component that enforces its memory limit.
     pub held_by: HeldBy,
-    /// Whether it has a region with limits, which `update` writes and the meter measures into.
+    /// Whether it has a region with limits, to which `update` writes limits and the meter writes measurements.
     pub has_region: bool,
-    /// Whether the container gets our libraries in place of the driver's.
+    /// Whether the container gets our libraries instead of the driver's.
     pub is_intercepted: bool,
-    /// Whether memory is held by the books that our libraries keep in each process: a process that did not
-    /// load them, and memory without an entry, are past the limit.
+    /// Whether the memory limit depends on the usage files of our libraries: a process that did not load them, and
+    /// memory without an entry, exceed the limit.
     pub is_held_by_books: bool,
-    /// Whether a part of compute is a part of the GPU's time, which is measured.
+    /// Whether a compute share is a share of the GPU's time, which is measured.
     pub shares_time: bool,
-    /// How much of the driver the container gets.
+    /// The part of the driver that the container gets.
     pub extent: Extent,
-    /// Whether a newer libcuda of the image's own (CUDA's forward compatibility) may serve.
+    /// Whether the image may use its own newer libcuda (CUDA forward compatibility).
     pub forward_compatible: bool,
 }
 
 impl Enforcement {
-    /// Every way.
+    /// All kinds.
     pub const ALL: [Self; 7] = [
         Self::Intercepted,
         Self::Supervised,
@@ -110,8 +110,8 @@ impl Enforcement {
         Self::WholeGpu,
     ];
 
-    /// How a lease for this request is held. Another system's library holds it only where the request proved
-    /// that it is in the bundle, and the settings let it.
+    /// Returns the enforcement for a lease with this request. Another system's library enforces it only if the request
+    /// proved that it is in the bundle, and the settings allow it.
     pub fn of(request: &Request) -> Self {
         match (request.mode, &request.interceptor) {
             (Mode::Exclusive, _) => Self::WholeGpu,
@@ -124,8 +124,8 @@ impl Enforcement {
         }
     }
 
-    /// How a container with this request is held that joins a lease held in this way: it gets no more than
-    /// the lease gives.
+    /// Returns the enforcement for a container that joins a lease with this enforcement: it gets no more than the
+    /// lease allows.
     pub(crate) fn joined_by(self, request: &Request) -> Self {
         match (self, Self::of(request)) {
             (held @ (Self::WholeGpu | Self::TimeSliced | Self::Mps), _) => held,
@@ -135,15 +135,15 @@ impl Enforcement {
         }
     }
 
-    /// Returns how a reserved share is held from when a container with this request begins to use it, while
-    /// no other one does: only then is it known whether a supervisor can hold it.
+    /// Returns the enforcement of a reserved share from the moment a container with this request starts to use it,
+    /// while no other container does. Only then is it known whether a supervisor can enforce it.
     pub fn begun_by(self, request: &Request) -> Self {
         let is_ours = |one: Self| matches!(one, Self::Intercepted | Self::Supervised | Self::Scheduled);
         let held = Self::of(request);
         if is_ours(self) && is_ours(held) { held } else { self }
     }
 
-    /// Its row.
+    /// Returns its properties.
     pub const fn terms(self) -> Terms {
         match self {
             Self::Intercepted => Terms {
@@ -161,7 +161,7 @@ impl Enforcement {
                 let held_by = HeldBy::Supervisor;
                 Terms { name: "supervised", held_by, is_held_by_books: false, ..Self::Intercepted.terms() }
             }
-            // Nobody can take more of the GPU's time than it is given.
+            // No container can exceed its time on the GPU.
             Self::Scheduled => Terms { name: "scheduled", shares_time: false, ..Self::Supervised.terms() },
             Self::Mps => {
                 Terms { name: "mps", company: Company::Mps, shares_time: false, ..Self::Intercepted.terms() }
@@ -202,12 +202,12 @@ impl Enforcement {
         }
     }
 
-    /// Whether a supervisor holds it.
+    /// Whether a supervisor enforces its memory limit.
     pub const fn is_supervised(self) -> bool {
         matches!(self.terms().held_by, HeldBy::Supervisor)
     }
 
-    /// The way of this name.
+    /// Returns the kind with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.terms().name == name)
     }

@@ -1,4 +1,4 @@
-//! Why the store cannot be used, and why a share is not granted.
+//! Errors of the store, and reasons why a share is not granted.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,15 @@ use crate::lock_holder;
 use crate::place::Refusal;
 use crate::refusals::Reason;
 
-/// Why the store cannot be used. Nothing is granted then.
+/// Why the store cannot be used. It grants nothing then.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process had the turn to write for longer than this one waits, which is a few seconds.
+    /// Another process held the turn to write for longer than this one waits, which is a few seconds.
     #[error("the quota store {path} has been busy for seconds{holder}")]
     Busy {
         /// The state folder.
         path: PathBuf,
-        /// Who holds it and what to do about it: the end of the sentence.
+        /// The process that holds it and what to do about it: the end of the sentence.
         holder: String,
     },
     /// The file system is full, read-only or failing.
@@ -39,7 +39,7 @@ pub enum StoreError {
         /// Path of the ledger.
         path: PathBuf,
     },
-    /// The ledger is gone, but regions are left: of running containers, or of an earlier boot.
+    /// The ledger is missing, but regions are left, either of running containers or of an earlier boot.
     #[error(
         "the quota store {path} is gone, but {regions} names containers that hold a share, so nothing is granted; stop them, \
          then run `umount {regions}/* {regions}/*/* 2>/dev/null; rm -r {regions}`, or restart the machine if that \
@@ -51,7 +51,7 @@ pub enum StoreError {
         /// The folder of the containers' regions.
         regions: PathBuf,
     },
-    /// The containers' processes cannot be seen from this process's namespaces, so each would count as ended.
+    /// The containers' processes are invisible from this process's namespaces, so each would count as ended.
     #[error(
         "the quota store {path} is kept in the namespaces {theirs} of pids and of time, and this process runs in {ours}, to \
          which each container there would seem ended; run gpushare in those (in a pod: hostPID: true), or, if they have \
@@ -60,12 +60,12 @@ pub enum StoreError {
     Stranger {
         /// Path of the ledger.
         path: PathBuf,
-        /// The pid and time namespaces in which the store is kept, as `ls -l /proc/PID/ns` shows them.
+        /// The pid and time namespaces of the store, formatted as by `ls -l /proc/PID/ns`.
         theirs: String,
         /// The same namespaces of this process.
         ours: String,
     },
-    /// Written by another version of gpushare.
+    /// Another version of gpushare wrote it.
     #[error(
         "the quota store {path} has version {version}, which this gpushare does not know; update gpushare"
     )]
@@ -84,12 +84,12 @@ pub enum StoreError {
         /// Path of the database.
         path: PathBuf,
     },
-    /// The ledger or the lock file could not be opened, read or made.
+    /// The ledger or the lock file could not be opened, read or created.
     #[error("cannot use the quota store {path}")]
     Io {
         /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error from the system.
         source: std::io::Error,
     },
     /// The id of the running boot could not be read.
@@ -98,12 +98,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The error when this process did not get its turn in time.
+    /// The error if this process did not get its turn in time.
     pub(crate) fn busy(state: &Path) -> Self {
         Self::Busy { path: state.into(), holder: lock_holder::described(state) }
     }
 
-    /// The error for what the system said of the file at `path`.
+    /// Converts a system error about the file at `path`.
     pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
         const FULL: [Errno; 5] = [Errno::ENOSPC, Errno::EDQUOT, Errno::EROFS, Errno::EFBIG, Errno::EIO];
         let path = path.to_path_buf();
@@ -120,37 +120,37 @@ pub enum ReserveError {
     /// The node has no room for the share.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The container has a lease already.
+    /// The container already has a lease.
     #[error("container {0} holds a share already; delete the old container first, or run `gpushare sweep`")]
     Held(LeaseKey),
-    /// The container asks for its pod's share, but it belongs to no pod.
+    /// The container requests its pod's share, but it belongs to no pod.
     #[error(
         "the container asks for a share of its pod, and its bundle names no pod: only containerd and CRI-O write \
          one for Kubernetes; ask for a share of its own"
     )]
     NoPod(LeaseKey),
-    /// The pod holds another share already.
+    /// The pod already has a share for another request.
     #[error(
         "the containers of a pod hold one share together: this pod's is {held}, and the container asks for {asked}; \
          write the same request for all of them, or give this one a share of its own"
     )]
     Differs {
-        /// What the pod's first container asked for.
+        /// The request of the pod's first container.
         held: String,
-        /// What this container asks for.
+        /// The request of this container.
         asked: String,
     },
-    /// The claim's lease is for another request, and containers hold it.
+    /// The claim's lease is for another request, and containers use it.
     #[error(
         "claim {name} holds {held} on this node, with containers that run; delete their pods before it is allocated anew"
     )]
     ClaimInUse {
         /// Namespace, name and UID of the claim.
         name: ClaimName,
-        /// What its lease was made for.
+        /// The request that its lease was made for.
         held: String,
     },
-    /// The claim's UID cannot name a lease.
+    /// The claim's UID is not valid in a lease key.
     #[error(transparent)]
     BadUid(#[from] BadContainerId),
     /// The reservation is gone: an administrator released it.
@@ -162,7 +162,7 @@ pub enum ReserveError {
 }
 
 impl ReserveError {
-    /// Its kind.
+    /// Returns the kind of reason.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Refused(refusal) => refusal.reason(),

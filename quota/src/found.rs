@@ -1,4 +1,4 @@
-//! What was found to be done against shares, so that it is known after it has ended.
+//! Findings: actions against shares that were detected, kept so that they are visible after they ended.
 
 use std::io;
 use std::path::Path;
@@ -8,31 +8,31 @@ use serde::{Deserialize, Serialize};
 use crate::journal::Journal;
 use crate::state::StateFolder;
 
-/// Something that was done against a share, when it was first seen.
+/// An action against a share, at the time it was first seen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     /// Seconds since 1970.
     pub at: u64,
-    /// The lease's id; `None` for processes of no lease.
+    /// The lease's id; `None` for processes without a lease.
     pub lease: Option<i64>,
-    /// The container's id, or the cgroup of a process of no lease.
+    /// The container's id, or the cgroup of a process without a lease.
     pub container: String,
-    /// What was done, in one word.
+    /// The kind of action, in one word.
     pub kind: String,
-    /// The same in words.
+    /// A description of the action.
     pub text: String,
 }
 
-/// Notes it below the state folder `state`.
+/// Records a finding below the state folder `state`.
 ///
 /// # Errors
-/// When it cannot be written down.
+/// When it cannot be written.
 pub fn note_found(state: &Path, found: &Found) -> io::Result<()> {
     journal(state).add(&serde_json::to_string(found)?)
 }
 
 impl StateFolder {
-    /// What was found, newest first.
+    /// Returns all findings, newest first.
     pub fn found(&self) -> Vec<Found> {
         journal(self.path()).lines(read)
     }

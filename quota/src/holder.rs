@@ -1,8 +1,8 @@
-//! Who holds a lease, and how to prove that nobody does any more.
+//! The process that holds a lease, and how to prove that it is gone.
 //!
-//! A bare pid proves nothing, since pids are reused. Pid and start time together are unique within a boot.
-//! When the first process of a pid namespace ends, the kernel ends all others in that namespace. A container
-//! without a pid namespace of its own can outlive its init, so its cgroup is remembered too.
+//! A bare pid proves nothing, since pids are reused. Pid and start time together are unique within a boot. When the
+//! first process of a pid namespace ends, the kernel kills all others in that namespace. A container without a pid
+//! namespace of its own can outlive its init, so the holder includes the cgroup too.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -21,23 +21,23 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::pid_namespace::PidNamespace;
 use crate::process::{living_thread, own_pid, pids, stat};
 
-/// A process by pid and start time, and the cgroup of its container.
+/// A process, identified by pid and start time, and the cgroup of its container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Holder {
-    /// The pid in the host's pid namespace; 0 where no process holds the lease ([`Holder::agent`]).
+    /// The pid in the host's pid namespace; 0 if no process holds the lease ([`Holder::agent`]).
     pub pid: i32,
     /// The kernel's start time in clock ticks since boot.
     pub start_time: u64,
     /// The container's cgroup folder below /sys/fs/cgroup, known once the container exists.
     #[serde(serialize_with = "lossy")]
     pub cgroup: Option<PathBuf>,
-    /// Whether it is the first process of a pid namespace other than this process's own. All processes of the
-    /// container then end with it, whoever else is in the cgroup.
+    /// Whether it is the first process of a pid namespace other than ours. All processes of the container then end
+    /// with it, even if other processes share the cgroup.
     pub leads: bool,
 }
 
-/// The pid of [`Holder::agent`]. No process has it.
+/// The pid of [`Holder::agent`]. No process has this pid.
 const AGENT: i32 = 0;
 
 /// Why a process cannot hold a lease.
@@ -46,12 +46,12 @@ const AGENT: i32 = 0;
 pub struct HolderError {
     /// Pid of the process; 0 stands for this process.
     pid: i32,
-    /// What the reader said.
+    /// The error from procfs.
     source: procfs::ProcError,
 }
 
 impl Holder {
-    /// This process, which becomes the low-level runtime by execve and keeps its pid.
+    /// Returns this process, which becomes the low-level runtime by execve and keeps its pid.
     ///
     /// # Errors
     /// When /proc is not readable.
@@ -61,13 +61,13 @@ impl Holder {
         Ok(Self { pid: stat.pid, start_time: stat.starttime, cgroup: None, leads: false })
     }
 
-    /// The node's agent, for a lease whose containers do not exist yet. It is no process: the lease stands
-    /// whether the agent runs or not, until it is released.
+    /// Returns the holder of a lease whose containers do not exist yet: the node's agent. The holder is not a process;
+    /// the lease lasts until it is released, even if the agent is not running.
     pub fn agent() -> Self {
         Self { pid: AGENT, start_time: 0, cgroup: None, leads: false }
     }
 
-    /// Whether it is [`Holder::agent`].
+    /// Whether this is [`Holder::agent`].
     pub fn is_agent(&self) -> bool {
         self.pid == AGENT
     }
@@ -79,21 +79,21 @@ impl Holder {
     pub fn init(pid: i32) -> Result<Self, HolderError> {
         let error = |source| HolderError { pid, source };
         let stat = stat(pid).map_err(error)?;
-        // Told by its pids: reading the namespace itself needs CAP_SYS_PTRACE.
+        // Compare the pids: reading the namespace itself needs CAP_SYS_PTRACE.
         let its = pids(pid).unwrap_or_default();
         let own = own_pid().ok().and_then(pids);
         let leads = its.last() == Some(&1) && own.is_some_and(|own| its.len() > own.len());
         Ok(Self { pid, start_time: stat.starttime, cgroup: cgroup(pid), leads })
     }
 
-    /// Whether both the holding process and the rest of its container are proved gone. What cannot be read
-    /// counts as living.
+    /// Whether both the holding process and the rest of its container are proved gone. Unreadable processes count as
+    /// living.
     pub fn is_gone(&self) -> bool {
         self.is_gone_but_for(None)
     }
 
-    /// As [`Holder::is_gone`], for an earlier life of a container whose new first process `init` is in the
-    /// same cgroup.
+    /// Like [`Holder::is_gone`], for an earlier life of a container whose new first process `init` is in the same
+    /// cgroup.
     pub fn is_gone_before(&self, init: &Self) -> bool {
         self.is_gone_but_for(Some(init.pid))
     }
@@ -103,23 +103,23 @@ impl Holder {
         self.process_is_gone() && (self.leads || !outlived())
     }
 
-    /// Whether the holding process itself lives; other processes of its container do not count.
+    /// Whether the holding process itself lives. Other processes of its container do not count.
     pub fn lives(&self) -> bool {
         !self.process_is_gone()
     }
 
-    /// The processes in the container's cgroup and below it. For a container without a cgroup of its own it
-    /// is the first process only, while that is the recorded one: its pid may belong to another process by
-    /// now.
+    /// Returns the processes in the container's cgroup and below it. For a container without a cgroup of its own,
+    /// returns only the first process, and only while it is still the recorded one: the pid may have been reused.
     pub fn processes(&self) -> Vec<u32> {
         match &self.cgroup {
             Some(cgroup) => below(cgroup),
-            None if self.is_agent() => Vec::new(), // its pid, 0, is nobody's
+            None if self.is_agent() => Vec::new(), // its pid, 0, is not a real process
             None => u32::try_from(self.pid).into_iter().filter(|_| self.lives()).collect(),
         }
     }
 
-    /// As [`Holder::processes`], at most `most` of them, from at most `most` cgroups; and whether that is all.
+    /// Like [`Holder::processes`], but reads at most `most` pids from at most `most` cgroups. The flag is true if the
+    /// list is complete.
     pub fn some_processes(&self, most: usize) -> (Vec<u32>, bool) {
         let Some(cgroup) = &self.cgroup else { return (self.processes(), true) };
         let (mut all, mut folders, mut left) = (Vec::new(), vec![cgroup.clone()], most);
@@ -128,12 +128,12 @@ impl Holder {
                 return (all, false);
             }
             left -= 1;
-            // A line has a number of at most 7 digits.
+            // A line has a pid of at most 7 digits.
             let mut text = Vec::new();
             let longest = (most - all.len()) as u64 * 8;
             let file = fs::File::open(folder.join("cgroup.procs"));
             let read = file.and_then(|file| file.take(longest + 1).read_to_end(&mut text));
-            // That of a threaded cgroup cannot be read.
+            // Reading `cgroup.procs` of a threaded cgroup fails.
             let is_unread = read.as_ref().is_err_and(|error| error.kind() != ErrorKind::NotFound);
             let is_cut = read.is_ok_and(|length| length as u64 > longest);
             let lines =
@@ -154,14 +154,14 @@ impl Holder {
         (all, is_all)
     }
 
-    /// The container's cgroup folder if nobody else is in it or below it: the first process alone.
+    /// Returns the container's cgroup folder if the first process is the only one in it and below it.
     pub fn cgroup_of_its_own(&self) -> Option<&Path> {
         let cgroup = self.cgroup.as_deref()?;
         (below(cgroup) == [u32::try_from(self.pid).ok()?]).then_some(cgroup)
     }
 
-    /// As [`Holder::processes`], without those that see the host's mounts, which no container with a share
-    /// does: an engine may have put the container into a cgroup with processes of the host.
+    /// Like [`Holder::processes`], without processes in the host's mount namespace. A container with a share never
+    /// uses the host's mounts, but the engine may have put it into a cgroup with host processes.
     pub fn contained(&self) -> Vec<u32> {
         let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
         let ours = mounts("self");
@@ -169,7 +169,7 @@ impl Holder {
         self.processes().into_iter().filter(|pid| !is_hosts(pid)).collect()
     }
 
-    /// Whether the process that has this number now is one of [`Holder::contained`].
+    /// Whether the process that has this pid now is one of [`Holder::contained`].
     pub fn has(&self, pid: i32) -> bool {
         let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
         let Some(thread) = living_thread(pid) else { return false };
@@ -177,7 +177,7 @@ impl Holder {
         is_in && mounts("self").is_some_and(|ours| mounts(&thread.to_string()) != Some(ours))
     }
 
-    /// Waits until it is gone, but no longer than `most`.
+    /// Waits until the holder is gone, but no longer than `most`.
     pub fn await_end(&self, most: Duration) {
         let start = Instant::now();
         while !self.is_gone() && start.elapsed() < most {
@@ -185,8 +185,8 @@ impl Holder {
         }
     }
 
-    /// Whether the living process `pid`, whose cgroup is `cgroup`, belongs to this container. A container
-    /// without a cgroup of its own is told by its pid namespace.
+    /// Whether the living process `pid`, whose cgroup is `cgroup`, belongs to this container. For a container without
+    /// a cgroup of its own, compares pid namespaces.
     pub fn contains(&self, pid: i32, cgroup: &Path) -> bool {
         match &self.cgroup {
             Some(own) => cgroup.starts_with(own),
@@ -198,12 +198,12 @@ impl Holder {
         }
     }
 
-    /// Whether the living holder is the first process of this pid namespace. In a pod whose containers share
-    /// one pid namespace no container's holder is.
+    /// Whether the living holder is the first process of this pid namespace. In a pod whose containers share one pid
+    /// namespace, no container's holder is.
     pub fn leads_in(&self, namespace: PidNamespace) -> bool {
         let its = || PidNamespace::at(Path::new(&format!("/proc/{}/ns/pid", self.pid)));
         let is_first = || pids(self.pid)?.last().map(|pid| *pid == 1);
-        // `lives` is asked last: it proves that what was read above was of this process.
+        // Check `lives` last: it proves that the values read above belong to this process.
         its() == Some(namespace) && is_first() == Some(true) && self.lives()
     }
 
@@ -219,31 +219,30 @@ impl Holder {
     }
 }
 
-/// JSON has no other text than UTF-8. A runtime makes a container's cgroup by a name in config.json, which
-/// has none either.
+/// JSON text is UTF-8 only. Nothing is lost: a runtime names a container's cgroup from config.json, which is UTF-8
+/// too.
 fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
-/// A main thread that ended while other threads run also shows as a zombie, so a dead process has no other
-/// thread.
+/// Whether the process is dead. A main thread that ended while other threads run also shows as a zombie, but a dead
+/// process has no other thread.
 pub(crate) fn is_zombie(stat: &Stat) -> bool {
     matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1
 }
 
-/// The cgroup folder of a process: that of the devices controller on v1, the only one on v2. `None` for the
-/// root cgroup, which belongs to no container.
+/// The cgroup folder of a process: that of the devices controller on v1, the only one on v2. `None` for the root
+/// cgroup, which never belongs to a container.
 fn cgroup(pid: i32) -> Option<PathBuf> {
     folder(pid).filter(|(path, found)| path != "/" && found.is_dir()).map(|(_, found)| found)
 }
 
-/// The cgroup folder of the living process `pid`, chosen as for [`Holder::cgroup`]; `None` when the process
-/// is gone.
+/// The cgroup folder of the living process `pid`, chosen as for [`Holder::cgroup`]; `None` if the process is gone.
 pub fn cgroup_of(pid: i32) -> Option<PathBuf> {
     folder(pid).map(|(_, found)| found)
 }
 
-/// A cgroup of version 2 may have the same name.
+/// Checks the file system type: a cgroup of version 2 may have the same name.
 fn is_v1(folder: &Path) -> bool {
     statfs(folder).is_ok_and(|found| found.filesystem_type() == CGROUP_SUPER_MAGIC)
 }
@@ -253,7 +252,7 @@ const V1_DEVICES: &str = "/sys/fs/cgroup/devices";
 /// The cgroup's path inside the hierarchy, and its folder.
 fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
     let groups = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
-    // The kernel names hierarchies of v1 also where they are not mounted, and v2 alone is.
+    // The kernel lists v1 hierarchies even if only v2 is mounted.
     let of_devices = cgroup_path(&groups, Some("devices")).filter(|_| is_v1(Path::new(V1_DEVICES)));
     let (base, path) = match of_devices {
         Some(path) => (V1_DEVICES, path),
@@ -262,9 +261,9 @@ fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
     Some((path.into(), Path::new(base).join(path.strip_prefix("/").ok()?)))
 }
 
-/// The cgroup's path in the hierarchy that has `controller`; `None` stands for the hierarchy of version 2.
-/// `groups` is a file /proc/PID/cgroup as bytes: a container that may make cgroups names them as it likes,
-/// and procfs rejects the whole file for one name that is not UTF-8.
+/// The cgroup's path in the hierarchy that has `controller`; `None` stands for the hierarchy of version 2. `groups` is
+/// a file /proc/PID/cgroup as bytes: a container that may create cgroups chooses their names, and procfs rejects the
+/// whole file if one name is not UTF-8.
 pub fn cgroup_path<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a Path> {
     groups.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.splitn(3, |byte| *byte == b':'); // hierarchy, controllers, path
@@ -277,9 +276,9 @@ pub fn cgroup_path<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a
     })
 }
 
-/// Whether any process of a container lives in the cgroup or below it. An engine may have put the container
-/// into a cgroup with processes of the host. Those see the host's mounts, which no container with a share
-/// does, and do not count. The process `but` does not count either: it belongs to another container.
+/// Whether any process of a container lives in the cgroup or below it. An engine may have put the container into a
+/// cgroup with processes of the host. Those do not count: they see the host's mounts, and no container with a share
+/// does. The process `but` does not count either: it belongs to another container.
 fn populated(cgroup: &Path, but: Option<i32>) -> bool {
     let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
     let ours = mounts("self");
@@ -287,7 +286,7 @@ fn populated(cgroup: &Path, but: Option<i32>) -> bool {
     let procs = match fs::read_to_string(cgroup.join("cgroup.procs")) {
         Ok(procs) => procs,
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-        // What cannot be read counts as living: the file of a threaded cgroup cannot be read.
+        // An unreadable file counts as living: the file of a threaded cgroup cannot be read.
         Err(_) => return true,
     };
     let is_others = |pid: &str| but.is_none_or(|but| pid.parse() != Ok(but)) && !is_hosts(pid);
@@ -300,12 +299,11 @@ fn populated(cgroup: &Path, but: Option<i32>) -> bool {
 
 fn below(cgroup: &Path) -> Vec<u32> {
     let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    // 0 stands for a process of a pid namespace that this one cannot see. A signal to 0 would go to this
-    // process's own group.
+    // 0 stands for a process of a pid namespace that we cannot see. A signal to 0 would go to our own process group.
     let mut all: Vec<u32> =
         text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();
-    // A cgroup's folder has a link for each cgroup below it (kernfs). With none, the folder need not be
-    // listed, which takes long.
+    // The link count of a cgroup folder includes its child cgroups (kernfs). With no children, skip the slow directory
+    // listing.
     if fs::metadata(cgroup).is_ok_and(|folder| folder.nlink() == 2) {
         return all;
     }
@@ -422,8 +420,8 @@ mod tests {
             fs::write(folder.path().join("cgroup.procs"), format!("{init}\n")).unwrap();
             let holder = Holder { cgroup: Some(folder.path().into()), ..Holder::init(init).unwrap() };
             assert_eq!(holder.leads, leads, "{flags:?}");
-            // As if the container's init had ended, while this process, which sees other mounts than the
-            // host's, still runs.
+            // Pretend that the container's init ended, while this process, which does not see the host's mounts, still
+            // runs.
             let ended = Holder { start_time: holder.start_time + 1, ..holder };
             assert_eq!(ended.is_gone(), leads, "{flags:?}");
             drop(child.stdin.take());

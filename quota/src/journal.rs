@@ -1,5 +1,5 @@
-//! Lines that are kept for a while, in two files of bounded size: in the folder that outlives a boot, or where
-//! there is none, in the state folder.
+//! Lines that are kept for a while, in two files of bounded size: in the folder that outlives a boot or, without one,
+//! in the state folder.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,14 +15,14 @@ use crate::state::LASTING;
 pub(crate) struct Journal<'a> {
     pub state: &'a Path,
     pub name: &'static str,
-    /// Above this size, in bytes, a new file is begun, and the one before is kept as `NAME.old`.
+    /// Size limit in bytes. When the file exceeds it, it is renamed to `NAME.old` and a new file begins.
     pub most: u64,
-    /// Whether it outlives a boot.
+    /// Whether the journal outlives a boot.
     pub lasts: bool,
 }
 
 impl Journal<'_> {
-    /// Adds a line, in the state folder where the lasting one cannot be written to.
+    /// Adds a line. Falls back to the state folder if the lasting folder is not writable.
     pub fn add(&self, line: &str) -> io::Result<()> {
         match self.lasting() {
             Some(lasting) => self.add_in(&lasting, line).or_else(|_| self.add_in(self.state, line)),
@@ -35,7 +35,7 @@ impl Journal<'_> {
         let mut file = open_to_add(&path)?;
         let mut length = file.metadata()?.len();
         if length > self.most {
-            // Who came first has renamed it, and who waited finds another file in its place.
+            // The first process renamed the file. Processes that waited for the lock find another file in its place.
             file.lock()?;
             if identity(&fs::symlink_metadata(&path)?) == identity(&file.metadata()?) {
                 let _ = fs::rename(&path, older);
@@ -43,15 +43,15 @@ impl Journal<'_> {
             file = open_to_add(&path)?;
             length = file.metadata()?.len();
         }
-        // On a full disk there may be a part of a line, to which this one would be joined.
+        // On a full disk, an earlier write may have left a partial line. Start a new line after it.
         let is_whole = length == 0 || ends_line(&file, length)?;
         let begin = if is_whole { "" } else { "\n" };
-        // One call for one line, so that lines of several processes do not mix.
+        // Write each line in one call, so that lines of several processes do not mix.
         file.write_all(format!("{begin}{line}\n").as_bytes())
     }
 
-    /// What `read` makes of the lines, newest first. A line that it does not know is left out. What stands in
-    /// the state folder was written there while nothing else could be.
+    /// Parses the lines with `read`, newest first, and skips lines that it does not know. Lines in the state folder
+    /// come first: they were written while the lasting folder was not writable.
     pub fn lines<T>(&self, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
         let folders = [Some(self.state.to_path_buf()), self.lasting()].into_iter().flatten();
         folders
@@ -63,7 +63,7 @@ impl Journal<'_> {
             .collect()
     }
 
-    /// Removes the older file if nothing was added to it since `limit`.
+    /// Removes the older file if its last line was added before `limit`.
     pub fn forget_before(&self, limit: SystemTime) {
         let [_, older] = self.files(&self.lasting().unwrap_or_else(|| self.state.into()));
         let is_over = |data: fs::Metadata| data.modified().is_ok_and(|time| time < limit);
@@ -72,12 +72,12 @@ impl Journal<'_> {
         }
     }
 
-    /// The bytes of the newer and the older file, as far as files of this journal grow; none where one is no
-    /// regular file.
+    /// The bytes of the newer and the older file, up to the size that this journal's files can reach. Skips a file
+    /// that is not a regular file.
     fn texts(&self, folder: &Path) -> Vec<Vec<u8>> {
         let mut files: Vec<File> =
             self.files(folder).iter().filter_map(|path| open_to_read(path).ok()).collect();
-        // Between the two looks the newer one may have become the older.
+        // The newer file may have become the older one between the two opens.
         let identity = |file: &File| file.metadata().ok().as_ref().map(identity);
         files.dedup_by(|one, other| identity(one) == identity(other));
         files.iter().map(|file| read_from(file, 0, 2 * self.most + LONGEST)).collect()
@@ -92,21 +92,21 @@ impl Journal<'_> {
     }
 }
 
-/// More than a line has, in bytes.
+/// Upper bound on the length of a line, in bytes.
 const LONGEST: u64 = 1 << 20;
-/// Neither a link is followed nor a pipe waited for.
+/// Do not follow links, and do not block on a FIFO.
 const FLAGS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK);
 
 fn open_to_add(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    // It is read for its last byte alone.
+    // Read access is only needed for the last byte.
     options.read(true).append(true).create(true).mode(0o600).custom_flags(FLAGS.bits());
     regular(options.open(path)?)
 }
 
 fn ends_line(file: &File, length: u64) -> io::Result<bool> {
     let mut last = [0];
-    // It may have grown meanwhile, which ends a line.
+    // The file may have grown meanwhile, but then this byte is still the end of a line.
     file.read_exact_at(&mut last, length - 1)?;
     Ok(last == *b"\n")
 }
@@ -116,31 +116,31 @@ fn identity(data: &fs::Metadata) -> (u64, u64) {
     (data.dev(), data.ino())
 }
 
-/// Reads what is added to a journal from now on, each line once, over rotations and wherever it is added.
+/// Reads lines that are added to a journal from now on, each line once, across rotations and in both folders.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
-    /// In the state folder, and in the one that lasts.
+    /// In the state folder, and in the lasting one.
     places: [Place; 2],
 }
 
-/// How far one folder's file was read.
+/// The position up to which one folder's file was read.
 #[derive(Debug, Default)]
 struct Place {
-    /// The file's identity; `None` while there was never one.
+    /// The file's identity; `None` if no file was seen yet.
     file: Option<(u64, u64)>,
-    /// How many of its bytes were read.
+    /// Number of bytes read.
     read: u64,
 }
 
 impl Follower {
-    /// Begins at the present end.
+    /// Starts at the current end.
     pub fn of(journal: &Journal<'_>) -> Self {
         let mut follower = Self::default();
         follower.lines(journal, |_| Some(()));
         follower
     }
 
-    /// What `read` makes of the lines that were added since the last call, oldest first.
+    /// Parses the lines that were added since the last call with `read`, oldest first.
     pub fn lines<T>(&mut self, journal: &Journal<'_>, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
         let folders = [Some(journal.state.to_path_buf()), journal.lasting()];
         let mut all = Vec::new();
@@ -154,8 +154,8 @@ impl Follower {
 }
 
 impl Place {
-    /// Whole lines that were not read yet, of at most `most` bytes. A file that took the place of a known one by
-    /// another way than rotation is not new, only unknown: it is read from its present end.
+    /// Whole lines that were not read yet, of at most `most` bytes. If a file replaced the known one other than by
+    /// rotation, its lines are not new: reading starts at its current end.
     fn new_text(&mut self, [path, older]: &[PathBuf; 2], most: u64) -> Vec<u8> {
         let Ok(file) = open_to_read(path) else { return Vec::new() };
         let Ok(data) = file.metadata() else { return Vec::new() };
@@ -177,7 +177,7 @@ impl Place {
             None => self.read = 0,
         }
         self.file = Some(identity(&data));
-        // Cut by hand.
+        // The file may have been truncated by hand.
         self.read = self.read.min(data.len());
         let mut new = read_from(&file, self.read, most);
         new.truncate(new.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
@@ -194,7 +194,7 @@ fn open_to_read(path: &Path) -> io::Result<File> {
 fn read_from(file: &File, from: u64, most: u64) -> Vec<u8> {
     let mut text = Vec::new();
     let mut file = file;
-    // What cannot be read now is read by the next call.
+    // Ignore read errors: the next call retries.
     let _ = file.seek(SeekFrom::Start(from)).and_then(|_| file.take(most).read_to_end(&mut text));
     text
 }
@@ -224,7 +224,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let state = StateFolder::open(&root.path().join("state")).unwrap();
         journal(&state).add("one").unwrap();
-        // What two looks by name find between which it was renamed.
+        // This is the state that a reader sees if the file is renamed between its two opens.
         fs::hard_link(state.path().join("lines"), state.path().join("lines.old")).unwrap();
         assert_eq!(lines(&state), ["one"]);
     }
@@ -239,12 +239,12 @@ mod tests {
         journal(&state).add("kept").unwrap();
         assert!(fs::read_to_string(lasting.join("lines")).unwrap().contains("kept"));
         assert_eq!(lines(&state).len(), 2, "what was noted before is not lost");
-        // A pipe in its place is neither waited for nor read.
+        // A FIFO in its place must not block the writer or the reader.
         fs::remove_file(lasting.join("lines")).unwrap();
         nix::unistd::mkfifo(&lasting.join("lines"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         journal(&state).add("piped").unwrap();
         assert!(lines(&state).contains(&"piped".to_owned()));
-        // A folder into which others may write is none of ours any more.
+        // A folder that others may write to is no longer trusted.
         fs::set_permissions(&lasting, fs::Permissions::from_mode(0o777)).unwrap();
         state.keep_history_in(&lasting);
         assert!(!state.path().join(LASTING).exists());
@@ -275,7 +275,7 @@ mod tests {
         assert!(lasting.join("lines.old").exists(), "it was rotated meanwhile");
         assert_eq!(new(), ["a", &long, &long, "b", "c"]);
         assert_eq!(new(), [""; 0]);
-        // The folder goes and comes back: nothing in it is new. Meanwhile lines go to the state folder.
+        // The folder disappears and comes back: nothing in it is new. Meanwhile lines go to the state folder.
         let away = root.path().join("away");
         fs::rename(&lasting, &away).unwrap();
         journal.add("elsewhere").unwrap();
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(new(), [""; 0]);
         journal.add("d").unwrap();
         assert_eq!(new(), ["d"]);
-        // A copy from elsewhere is not what happened just now.
+        // A file copied in from elsewhere has no new lines.
         fs::copy(lasting.join("lines.old"), lasting.join("copy")).unwrap();
         fs::rename(lasting.join("copy"), lasting.join("lines")).unwrap();
         assert_eq!(new(), [""; 0]);

@@ -1,4 +1,4 @@
-//! Leases as values: who holds what.
+//! Leases as values: the resources that containers hold.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,41 +14,40 @@ use crate::enforcement::{Enforcement, HeldBy};
 use crate::holder::Holder;
 use crate::pod::PodContainer;
 
-/// Names a container that may hold a lease. A container id is unique only below its runtime root.
+/// Identifies a container that may hold a lease. A container id is unique only below its runtime root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseKey {
-    /// The low-level runtime's state folder, as the engine named it; empty when the engine named none.
+    /// The low-level runtime's state folder, as the engine named it; empty if the engine named none.
     pub root: String,
     /// The container's id.
     pub container: String,
 }
 
-/// A refused container id, cut to its first 64 characters.
+/// The rejected container id, cut to its first 64 characters.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("container id {0:?} must be 1 to 255 of the characters A-Z a-z 0-9 _ . + -")]
 pub struct BadContainerId(String);
 
 impl LeaseKey {
-    /// The root in the keys of hook-only mode. A hook's state names no runtime root, and no real root is a
-    /// relative path.
+    /// The root in keys of hook-only mode. A hook's state has no runtime root, and no real root is a relative path.
     pub const HOOK_ONLY: &str = "hook-only";
-    /// The root in the keys of resource claims. A claim is no container, and no real root is a relative path.
+    /// The root in keys of resource claims. A claim is not a container, and no real root is a relative path.
     pub const CLAIM: &str = "claim";
 
-    /// The key of a resource claim with this UID.
+    /// Returns the key of a resource claim with this UID.
     ///
     /// # Errors
-    /// As [`LeaseKey::new`].
+    /// The same as for [`LeaseKey::new`].
     pub fn of_claim(uid: &str) -> Result<Self, BadContainerId> {
         Self::new(Self::CLAIM.to_owned(), uid.to_owned())
     }
 
-    /// The key of a container. The id is checked before any path or argument is built from it.
+    /// Returns the key of a container. Checks the id before any path or argument is built from it.
     ///
     /// # Errors
-    /// When the id is empty, longer than 255 bytes, begins with a dot, or has a character outside of runc's
-    /// own set.
+    /// When the id is empty, longer than 255 bytes, begins with a dot, or contains a character outside of runc's own
+    /// set.
     pub fn new(root: String, container: String) -> Result<Self, BadContainerId> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
         let length = 1..=255;
@@ -75,10 +74,10 @@ pub struct Grant {
     /// UUID of the GPU whose instance `gpu` is; `None` for a whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<GpuUuid>,
-    /// Memory that the container may use on it, or what it says that it needs where nothing limits it; then 0
-    /// is nothing said.
+    /// Memory that the container may use on it. Without a limit, this is the memory that the container says it needs,
+    /// or 0 if it says nothing.
     pub memory: DeviceMemory,
-    /// Compute share on it; `None` is no limit.
+    /// Compute share on it; `None` means no limit.
     pub cores: Option<Cores>,
 }
 
@@ -92,31 +91,31 @@ impl From<&ReservedShare> for Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Elastic {
-    /// What is promised: the lease never holds less.
+    /// The guaranteed memory: the lease never has less.
     pub least: DeviceMemory,
-    /// What it may grow to while the GPU has it.
+    /// The limit to which it may grow while the GPU has free memory.
     pub most: DeviceMemory,
 }
 
 impl Elastic {
-    /// The bounds that a request names.
+    /// The bounds in a request.
     fn of(request: &Request) -> Option<Self> {
         Some(Self { least: request.memory.bytes()?, most: request.memory_limit? })
     }
 }
 
-/// How far the creation of a container with a lease is.
+/// Progress of the creation of a container with a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LeaseState {
-    /// Granted; the container is being created by the process that holds it.
+    /// Granted; the process that holds it is creating the container.
     Reserved,
     /// The container's init holds it.
     Active,
 }
 
 impl LeaseState {
-    /// The word in the store and in listings.
+    /// The name in the store and in listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reserved => "reserved",
@@ -129,26 +128,25 @@ impl LeaseState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
-    /// Names the container.
+    /// Identifies the container.
     pub key: LeaseKey,
     /// Whether the container is still being created.
     pub state: LeaseState,
-    /// The process whose end proves that the container uses the lease no more.
+    /// The process whose end proves that the container no longer uses the lease.
     pub holder: Holder,
-    /// What a cluster calls the container; `None` outside of one. Names are for people and for looking it up,
-    /// never its identity.
+    /// The container's name in a cluster; `None` outside of one. Names are for display and search, never an identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<PodContainer>,
-    /// What its engine calls it.
+    /// Its names from the engine.
     #[serde(default, skip_serializing_if = "Called::is_nothing")]
     pub called: Called,
-    /// Whether the driver limits its cgroup, too. The limit follows the lease from then on.
+    /// Whether the driver limits its cgroup, too. The driver's limit then follows the lease.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_driver_limit: bool,
 }
 
 impl Member {
-    /// A container that is being created by `holder`.
+    /// Returns a container that `holder` is creating.
     pub fn reserved(key: LeaseKey, holder: Holder) -> Self {
         Self {
             key,
@@ -160,14 +158,14 @@ impl Member {
         }
     }
 
-    /// The same container with these names.
+    /// Returns the same container with these names.
     #[must_use]
     pub fn named(self, name: Option<PodContainer>, called: Called) -> Self {
         Self { name, called, ..self }
     }
 
-    /// What people call it: its name in a cluster, else the one that its engine knows, else its id, of which
-    /// the first 12 digits of an engine's 64 are enough.
+    /// The name to display: its name in a cluster, else its name in the engine, else its id. The first 12 of an
+    /// engine's 64 digits are enough.
     pub fn title(&self) -> String {
         let id = &self.key.container;
         match (&self.name, &self.called.name) {
@@ -177,68 +175,68 @@ impl Member {
         }
     }
 
-    /// Whether it is the resource claim with this UID, and no container.
+    /// Whether it is the resource claim with this UID, not a container.
     pub(crate) fn is_claim(&self, uid: &str) -> bool {
         self.key.root == LeaseKey::CLAIM && self.key.container == uid
     }
 }
 
-/// What the node granted to one container, or to several of one pod together.
+/// The grants to one container, or to several of one pod together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lease {
-    /// Unique within the store and never used again. It names the lease's region folder.
+    /// Unique within the store and never reused. It names the lease's region folder.
     pub id: i64,
-    /// The container that was asked about; in a list of leases the one that holds it longest.
+    /// The container that was queried; in a list of leases, the one that has held it longest.
     pub member: Member,
-    /// The pod's other containers that hold it, oldest first.
+    /// The other members, oldest first.
     pub others: Vec<Member>,
-    /// One grant per GPU, in the order the container counts them.
+    /// One grant per GPU, in the order in which the container numbers them.
     pub grants: Vec<Grant>,
-    /// Who keeps its containers within it.
+    /// The component that enforces the limits of its containers.
     pub enforcement: Enforcement,
     /// How the compute share is enforced.
     pub compute_policy: ComputePolicy,
-    /// The most compute that [`ComputePolicy::Burst`] may use of each GPU.
+    /// Upper bound on the compute that [`ComputePolicy::Burst`] may use of each GPU.
     pub ceiling: Cores,
-    /// The bounds within which the memory of each grant grows and shrinks while the containers run; `None`:
-    /// it is what was granted.
+    /// The bounds within which the memory of each grant grows and shrinks while the containers run; `None` if memory
+    /// is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<Elastic>,
-    /// Host memory that may stand in for the GPUs', over all of them.
+    /// Host memory that may be used instead of GPU memory, over all GPUs.
     #[serde(default, skip_serializing_if = "is_none")]
     pub host_memory: DeviceMemory,
     /// 0 (low) to 9.
     pub priority: Priority,
     /// Seconds since 1970, for display.
     pub granted_at: u64,
-    /// The annotations, by key, to which it was changed last while its containers ran; empty before. Who
-    /// changes leases so compares them with those of now.
+    /// The annotations, by key, of the last change while its containers ran; empty before. Code that applies
+    /// annotations compares them with the current ones.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub restated: BTreeMap<String, String>,
-    /// The most memory that each grant had, where `gpushare update` or a cluster made it less; 0 of one that has
-    /// what it ever had, and empty where all have. What containers took before is not taken from them.
+    /// The peak memory of each grant, if `gpushare update` or a cluster reduced it since; 0 for a grant that still has
+    /// its peak, and empty if all do. Containers keep memory that they allocated before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shrunk_from: Vec<DeviceMemory>,
 }
 
 impl Lease {
-    /// What it grants in words, for display.
+    /// Describes the grants in words, for display.
     pub fn summary(&self) -> String {
         summary(self)
     }
 
-    /// The most memory that grant `line` had before it shrank; 0 where it did not.
+    /// The peak memory of grant `line` before it shrank; 0 if it did not shrink.
     pub fn most_memory(&self, line: usize) -> DeviceMemory {
         self.shrunk_from.get(line).copied().unwrap_or(DeviceMemory::ZERO)
     }
 
-    /// The memory that it grants over all GPUs, in MiB.
+    /// The granted memory over all GPUs, in MiB.
     pub fn mebibytes(&self) -> u64 {
         self.grants.iter().map(|grant| grant.memory.bytes() >> 20).sum()
     }
 
-    /// What `request` is granted, without a number and a time.
+    /// Returns a lease for `request`, without an id and a time.
     pub fn new(member: Member, request: &Request, grants: Vec<Grant>) -> Self {
         Self {
             id: 0,
@@ -257,8 +255,8 @@ impl Lease {
         }
     }
 
-    /// The same, with the policy by which its compute is held: nobody but a supervisor puts a container before
-    /// others.
+    /// Returns the lease with the compute policy that can be enforced: only a supervisor can enforce the latency
+    /// policy.
     #[must_use]
     pub(crate) fn with_held_policy(mut self) -> Self {
         if self.compute_policy == ComputePolicy::Latency && self.enforcement != Enforcement::Scheduled {
@@ -267,14 +265,14 @@ impl Lease {
         self
     }
 
-    /// How a container of the lease with this request is held. A container that joins the lease of another
-    /// one, as an ephemeral container joins its target's, gets no more of the GPU than the lease gives,
-    /// whatever it requests.
+    /// Returns the enforcement for a container of the lease with this request. A container that joins the lease of
+    /// another one, as an ephemeral container joins its target's, gets no more of the GPU than the lease gives,
+    /// regardless of its request.
     pub fn enforcement_for(&self, request: &Request) -> Enforcement {
         self.enforcement.joined_by(request)
     }
 
-    /// Who keeps its containers' memory within the limit.
+    /// The component that enforces the memory limit of its containers.
     pub fn held_by(&self) -> HeldBy {
         match self.enforcement.terms().held_by {
             HeldBy::Library if self.members().all(|member| member.has_driver_limit) => HeldBy::Driver,
@@ -282,7 +280,7 @@ impl Lease {
         }
     }
 
-    /// Who keeps its containers within their part of compute; the driver by its MPS server.
+    /// The component that enforces the compute share of its containers; for MPS, the driver's MPS server.
     pub fn compute_held_by(&self) -> HeldBy {
         match self.enforcement {
             Enforcement::Scheduled => HeldBy::Supervisor,
@@ -294,15 +292,15 @@ impl Lease {
         }
     }
 
-    /// Whether a process that did not load our libraries is past a limit: that of memory where their books
-    /// hold it, and that of compute where there is one.
+    /// Whether a process that did not load our libraries bypasses a limit: the memory limit if it depends on their
+    /// usage files, or the compute limit if there is one.
     pub fn needs_libraries(&self) -> bool {
         let terms = self.enforcement.terms();
         let has_cores = || self.grants.iter().any(|grant| grant.cores.is_some());
         terms.is_held_by_books || (terms.is_intercepted && has_cores())
     }
 
-    /// Logs that a container gave it back.
+    /// Logs that a container released it.
     pub(crate) fn log_release(&self, left: Release, reason: ReleaseReason) {
         let (container, reason) = (&self.member.key.container, reason.name());
         let pod = self.member.name.as_ref().map(tracing::field::display);
@@ -315,24 +313,24 @@ impl Lease {
         }
     }
 
-    /// The lease without the container `key`; `None` if no other holds it.
+    /// Returns the lease without the container `key`; `None` if no other member is left.
     pub(crate) fn without(&self, key: &LeaseKey) -> Option<Self> {
         let mut left = self.members().filter(|member| member.key != *key).cloned();
         let member = left.next()?;
         Some(Self { member, others: left.collect(), ..self.clone() })
     }
 
-    /// Its member with this key.
+    /// Returns its member with this key.
     pub(crate) fn member_mut(&mut self, key: &LeaseKey) -> Option<&mut Member> {
         iter::once(&mut self.member).chain(&mut self.others).find(|member| member.key == *key)
     }
 
-    /// All containers that hold it.
+    /// Returns all members.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
         iter::once(&self.member).chain(&self.others)
     }
 
-    /// Whether a container holds it, and not only the resource claim that it was made for.
+    /// Whether a container holds it, not only the resource claim that it was made for.
     pub fn has_containers(&self) -> bool {
         self.members().any(|member| !member.holder.is_agent())
     }
@@ -348,8 +346,7 @@ impl Lease {
         self.members().all(|member| member.holder.is_gone())
     }
 
-    /// The lease with the first container for which `wanted` holds as [`Lease::member`]; `None` where there
-    /// is none.
+    /// Makes the first member for which `wanted` returns true [`Lease::member`]; `None` if there is none.
     #[must_use]
     pub fn asked_by(mut self, wanted: impl Fn(&LeaseKey) -> bool) -> Option<Self> {
         if wanted(&self.member.key) {
@@ -362,10 +359,10 @@ impl Lease {
     }
 }
 
-/// What became of a lease when a container gave it back.
+/// The effect on a lease when a container released it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The container held no such lease.
+    /// The container did not hold such a lease.
     Nothing,
     /// Other containers of the pod still hold the lease.
     Left,
@@ -376,23 +373,23 @@ pub enum Release {
 /// Why a lease ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {
-    /// The poststop hook or `delete`.
+    /// Released by the poststop hook or `delete`.
     Ended,
-    /// `create` did not succeed.
+    /// `create` failed.
     Failed,
     /// The sweep found its holder gone.
     Swept,
     /// The node was restarted.
     Reboot,
-    /// The administrator released it.
+    /// The administrator forced its release.
     Forced,
 }
 
 impl ReleaseReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 5] = [Self::Ended, Self::Failed, Self::Swept, Self::Reboot, Self::Forced];
 
-    /// The word in the store and in listings.
+    /// The name in the store and in listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ended => "ended",
@@ -408,7 +405,7 @@ fn is_none(memory: &DeviceMemory) -> bool {
     *memory == DeviceMemory::ZERO
 }
 
-/// What a lease grants in words, for display.
+/// Describes the grants of a lease in words, for display.
 pub(crate) fn summary(lease: &Lease) -> String {
     let growing = lease.elastic.map(|bounds| format!("growing to {}", bounds.most));
     let grants = lease.grants.iter().map(|grant| match grant.cores {
@@ -429,9 +426,9 @@ pub(crate) fn now() -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PastLease {
-    /// The container that held it last.
+    /// The last container that held it.
     pub key: LeaseKey,
-    /// Ids of the last other containers of its pod that held it, at most 8.
+    /// Ids of the other containers of its pod that most recently held it, at most 8.
     pub others: Vec<String>,
     /// GPUs and memory as text, for display.
     pub grants: String,
@@ -439,44 +436,44 @@ pub struct PastLease {
     pub granted_at: u64,
     /// Seconds since 1970.
     pub released_at: u64,
-    /// Why it ended, by [`ReleaseReason::name`].
+    /// Why it ended; see [`ReleaseReason::name`].
     pub reason: String,
-    /// What a cluster called the container that held it last.
+    /// The cluster name of the last container that held it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<PodContainer>,
-    /// What its engine called it.
+    /// Its names from the engine.
     #[serde(default, skip_serializing_if = "Called::is_nothing")]
     pub called: Called,
-    /// What it granted on each GPU.
+    /// The grants on each GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<Grant>,
-    /// What its containers used; `None` where nobody could tell.
+    /// The usage of its containers; `None` if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Used>,
 }
 
-/// What the containers of a lease used, over all of its GPUs.
+/// Usage of the containers of a lease, over all of its GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Used {
-    /// GPU time that the meter measured, in nanoseconds; `None` where none ran.
+    /// GPU time that the meter measured, in nanoseconds; `None` if no meter ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_nanoseconds: Option<u64>,
-    /// How long launches were held back for the compute share, in nanoseconds, over all threads. By the
-    /// container's own books.
+    /// Total time for which launches were delayed for the compute share, in nanoseconds, over all threads. From the
+    /// container's own usage files.
     pub throttled_nanoseconds: u64,
-    /// Allocations that the limit refused. By the container's own books.
+    /// Allocations that the limit refused. From the container's own usage files.
     pub refused: u64,
-    /// The most memory that the meter saw held, in bytes; `None` where none ran.
+    /// Peak memory use that the meter saw, in bytes; `None` if no meter ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
-    /// The memory that was held on average, in bytes; `None` where no meter ran.
+    /// Average memory use, in bytes; `None` if no meter ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean_bytes: Option<u64>,
 }
 
 impl PastLease {
-    /// `lease`, which ends now. `former` are the ids of containers that left it before, oldest first.
+    /// Converts `lease`, which ends now. `former` are the ids of containers that left it earlier, oldest first.
     pub(crate) fn of(lease: &Lease, former: &[String], reason: ReleaseReason) -> Self {
         let others = lease.others.iter().map(|member| &member.key.container);
         Self {
@@ -494,8 +491,8 @@ impl PastLease {
     }
 }
 
-/// How many of the containers that left a lease the history names. It is bounded, since a container that
-/// fails and is restarted again and again beside another of its pod leaves each time.
+/// Limit on the former containers of a lease that the history names. Without a limit, a container that fails and
+/// restarts repeatedly, next to another one of its pod, would add an id each time.
 const REMEMBERED: usize = 8;
 
 /// The last of these ids, at most [`REMEMBERED`].

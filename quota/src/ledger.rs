@@ -1,9 +1,8 @@
-//! The ledger: one text file with all living leases. It stands in the state folder and is named by the boot.
+//! The ledger: one text file with all living leases. It lies in the state folder, and its name has the boot id.
 //!
-//! Who writes has the turn: it reads the file, writes the whole text into a second file, and lets the two
-//! change places. So the file by the ledger's name is always whole, and a process that is killed leaves it as
-//! it was. Leases do not outlive a boot, so nothing waits for a disk: after a power cut the file is another
-//! boot's.
+//! A writer takes the turn, reads the file, writes the whole text into a second file, and exchanges the two. So the
+//! file with the ledger's name is always complete, and a process that is killed leaves it unchanged. Leases do not
+//! outlive a boot, so the writer never syncs to disk: after a power cut the file belongs to an earlier boot.
 
 mod page;
 mod text;
@@ -29,11 +28,11 @@ use crate::turn::{Turn, is_at};
 pub(crate) use page::{Held, Page, quoted};
 use text::Fault;
 
-/// How every ledger's name begins. The id of its boot follows.
+/// Prefix of every ledger's name. The boot id follows.
 const NAME: &str = "leases-";
-/// How often a reader tries without the turn. Each time a writer has to be faster to spoil it.
+/// How many times a reader tries without taking the turn. An attempt fails only if a writer commits during it.
 const LOOKS: usize = 16;
-/// Both files grow by whole pages of the kernel's, in bytes.
+/// Both files grow by whole kernel pages, in bytes.
 const PAGE: usize = 4096;
 
 /// The ledger of one boot in one state folder.
@@ -44,42 +43,42 @@ pub(crate) struct Ledger {
     boot: Boot,
 }
 
-/// What holds for the whole ledger.
+/// Data about the whole ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Head {
-    /// The namespaces in which the leases' holders are valid, as [`Boot::namespaces`].
+    /// The namespaces in which the leases' holders are valid; see [`Boot::namespaces`].
     pub namespaces: String,
-    /// The id of the next lease. Ids are never used again, since they name regions.
+    /// The id of the next lease. Ids are never reused, since regions are named by them.
     pub next: i64,
 }
 
-/// A lease and what only the store knows of it.
+/// A lease, and its data that only the store uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// The lease; its members are in the order in which they came.
+    /// The lease; its members are in the order in which they joined.
     pub lease: Lease,
     /// The runtime root below which the lease was made.
     pub root: String,
-    /// The pod of its containers, by the id of its sandbox.
+    /// The pod of its containers, by sandbox id.
     pub sandbox: Option<String>,
-    /// The pod's request in words, where the lease is of the whole pod.
+    /// The pod's request in words, if the lease covers the whole pod.
     pub pod_request: Option<String>,
-    /// The resource claim that the lease was made for. Version 1 had none.
+    /// The resource claim that the lease was made for. Version 1 did not have this field.
     #[serde(default)]
     pub claim: Option<ResourceClaim>,
-    /// Ids of the last containers that left it.
+    /// Ids of the containers that most recently left it.
     pub former: Vec<String>,
 }
 
 impl Ledger {
-    /// The ledger of the running boot below the state folder. It is made if this boot has none; leases of an
-    /// earlier boot are moved to the history then.
+    /// Opens the ledger of the running boot below the state folder. Creates it if this boot has none, and then moves
+    /// leases of an earlier boot to the history.
     ///
     /// # Errors
-    /// When it cannot be made, leases may be in a database of an earlier version, or regions of containers
-    /// are left whose leases are not known.
+    /// When it cannot be created, leases may be in a database of an earlier version, or regions of containers with
+    /// unknown leases are left.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let ledger = Self::at(state, Boot::here()?);
         match ledger.is_behind() {
@@ -89,17 +88,17 @@ impl Ledger {
         }
     }
 
-    /// The ledger of the boot, whether the file exists or not.
+    /// Returns the ledger of the boot, whether the file exists or not.
     pub fn at(state: &Path, boot: Boot) -> Self {
         Self { state: state.into(), path: state.join(format!("{NAME}{}", boot.id)), boot }
     }
 
-    /// Whether this boot has none yet.
+    /// Whether this boot has no ledger file yet.
     fn is_absent(&self) -> bool {
         is_absent(&self.path)
     }
 
-    /// Whether there are leases in a database of an earlier version that do not stand in it yet.
+    /// Whether a database of an earlier version has leases that are not in the ledger yet.
     pub fn is_behind(&self) -> bool {
         holds_leases(&self.state)
     }
@@ -114,10 +113,10 @@ impl Ledger {
         &self.state
     }
 
-    /// What the ledger says now. Waits for nobody, unless writers are faster than this process each time.
+    /// Reads the current ledger. Does not wait for writers, unless one commits during every attempt.
     ///
     /// # Errors
-    /// When the file is gone, damaged, of another version or kept in other namespaces.
+    /// When the file is gone, damaged, of another version or from other namespaces.
     pub fn read(&self) -> Result<Page, StoreError> {
         for _ in 0..LOOKS {
             if let Some(found) = self.in_force(&self.file(false)?)? {
@@ -130,7 +129,7 @@ impl Ledger {
     /// Waits for this process's turn to write.
     ///
     /// # Errors
-    /// As [`Ledger::read`], and when others take longer than the deadline.
+    /// The same as for [`Ledger::read`], and when others hold the turn past the deadline.
     pub fn write(&self) -> Result<Writing<'_>, StoreError> {
         let turn = Turn::take(&self.state)?;
         let file = self.file(true)?;
@@ -139,8 +138,8 @@ impl Ledger {
         Ok(Writing { ledger: self, file, page, turn })
     }
 
-    /// A page that this process may rely on. Seen from other namespaces each holder would seem gone; a ledger
-    /// without leases moves with who writes next.
+    /// Checks that this process may rely on the page. From other namespaces, each holder would seem gone. A ledger
+    /// without leases moves to the namespaces of the next writer.
     fn checked(&self, found: Result<Page, Fault>) -> Result<Page, StoreError> {
         let page = found.map_err(|fault| match fault {
             Fault::Torn => StoreError::Damaged { path: self.path.clone() },
@@ -156,8 +155,8 @@ impl Ledger {
         }
     }
 
-    /// What the open file says, if it is still the ledger after it was read. Else it may have been read while
-    /// it was written: in part, or with a text that is whole and was never put in force.
+    /// Reads the open file, if it is still the ledger after the read. Otherwise a writer may have been writing it: the
+    /// text may be partial, or complete but never committed.
     pub fn in_force(&self, file: &File) -> Result<Option<Result<Page, Fault>>, StoreError> {
         let found = self.look(file)?;
         let is_ledger = is_at(file, &self.path).map_err(|error| StoreError::io(&self.path, error))?;
@@ -181,7 +180,7 @@ impl Ledger {
         StoreError::Missing { path: self.path.clone(), regions: self.state.join(REGIONS) }
     }
 
-    /// Makes the ledger of this boot, unless a faster process did.
+    /// Creates the ledger of this boot, unless another process was faster.
     fn begin_boot(&self) -> Result<(), StoreError> {
         let turn = Turn::take(&self.state)?;
         if !self.is_absent() {
@@ -192,7 +191,8 @@ impl Ledger {
         }
         self.forbid_regions()?;
         self.make(&turn)?;
-        // Only now: until the new ledger stands, an earlier one proves that regions are an earlier boot's.
+        // Retire earlier ledgers last: until the new ledger exists, they prove that the regions belong to an earlier
+        // boot.
         self.retire_earlier(&turn)
     }
 
@@ -205,7 +205,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Makes the file, without leases. Ids begin with the clock in microseconds, so that regions of an earlier ledger
+    /// Creates the file, without leases. Ids start at the clock in microseconds, so that regions of an earlier ledger
     /// never belong to new leases.
     fn make(&self, _turn: &Turn) -> Result<(), StoreError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -220,7 +220,7 @@ impl Ledger {
         reserve(&open_new(&spare).map_err(io)?, text.len()).map_err(io).map(drop)
     }
 
-    /// Ledgers of earlier boots, and their second files.
+    /// Finds ledgers of earlier boots, and their second files.
     fn earlier_boots(&self) -> Result<Vec<PathBuf>, StoreError> {
         let io = |error| StoreError::io(&self.state, error);
         let mut found = Vec::new();
@@ -229,7 +229,7 @@ impl Ledger {
             let name =
                 path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(NAME));
             let boot = name.map(|name| name.strip_suffix(SPARE).unwrap_or(name));
-            // A copy that an editor made is no ledger.
+            // Ignore copies that an editor made.
             let is_boot =
                 |id: &str| id.len() == self.boot.id.len() && id != self.boot.id && !id.contains('.');
             if boot.is_some_and(is_boot) {
@@ -239,8 +239,8 @@ impl Ledger {
         Ok(found)
     }
 
-    /// Notes the leases of an earlier boot as ended. A file that a power cut has spoiled says nothing, and
-    /// harms nobody: its containers ended with their boot.
+    /// Records the leases of an earlier boot as ended. Ignores a file that a power cut damaged: its containers ended
+    /// with their boot.
     fn retire(&self, path: &Path) {
         let text = open(path, false).and_then(|mut file| {
             let mut bytes = Vec::new();
@@ -253,11 +253,11 @@ impl Ledger {
         }
     }
 
-    /// Fails if a container's region stands beside the absent ledger. What was granted is unknown then, and
-    /// an empty ledger would grant it once more. Beside an earlier boot's ledger regions are that boot's.
+    /// Fails if a container's region exists without a ledger. The grants are unknown then, and an empty ledger would
+    /// grant the same memory twice. If a ledger of an earlier boot exists, the regions belong to that boot.
     ///
     /// # Errors
-    /// When there is a region, or that cannot be told.
+    /// When there is a region, or the folder cannot be read.
     pub fn forbid_regions(&self) -> Result<(), StoreError> {
         match fs::read_dir(self.state.join(REGIONS)).map(|mut entries| entries.next()) {
             Ok(None) => Ok(()),
@@ -268,7 +268,7 @@ impl Ledger {
         }
     }
 
-    /// The second file, which changes places with the first.
+    /// The second file, which is exchanged with the first.
     fn spare(&self) -> PathBuf {
         let mut path = self.path.clone().into_os_string();
         path.push(SPARE);
@@ -276,10 +276,10 @@ impl Ledger {
     }
 }
 
-/// How the second file's name ends.
+/// Suffix of the second file's name.
 const SPARE: &str = ".spare";
 
-/// The turn to write, and what the ledger said when it began. Dropped without [`Writing::commit`], it changes
+/// The turn to write, and the ledger's content when the turn began. Dropping it without [`Writing::commit`] changes
 /// nothing.
 pub(crate) struct Writing<'ledger> {
     ledger: &'ledger Ledger,
@@ -289,11 +289,11 @@ pub(crate) struct Writing<'ledger> {
 }
 
 impl Writing<'_> {
-    /// Writes [`Writing::page`]. The turn lasts as long as what is returned.
+    /// Writes [`Writing::page`]. The turn lasts as long as the returned value.
     ///
     /// # Errors
-    /// When there is no room for it. The ledger is as it was then. A page that is no longer than one that was
-    /// written before always has room.
+    /// When the disk has no room. The ledger is then unchanged. A page that is no longer than one written before
+    /// always has room.
     pub fn commit(self) -> Result<Turn, StoreError> {
         self.put().map_err(|error| StoreError::io(&self.ledger.path, error))?;
         Ok(self.turn)
@@ -303,11 +303,11 @@ impl Writing<'_> {
         let (path, spare) = (&self.ledger.path, self.ledger.spare());
         let text = text::of(&self.page, PAGE);
         let file = open_new(&spare)?;
-        // Both files get room for the text: then a lease can end on a full disk, whichever file comes next.
+        // Reserve room in both files: then a lease can end on a full disk, whichever file comes next.
         let room = [&file, &self.file].map(|file| reserve(file, text.len()));
         let room = room.into_iter().collect::<io::Result<Vec<u64>>>()?[0];
         file.write_all_at(&text, 0)?;
-        // Old text below the new would be harmless, and look wrong to people.
+        // Old text after the new text would be harmless, but confusing to read.
         let rest = usize::try_from(room).unwrap_or(0).saturating_sub(text.len());
         file.write_all_at(&vec![b'\n'; rest], text.len() as u64)?;
         match renameat2(AT_FDCWD, &spare, AT_FDCWD, path, RenameFlags::RENAME_EXCHANGE) {
@@ -318,14 +318,14 @@ impl Writing<'_> {
     }
 }
 
-/// Gives the file room for `length` bytes, and returns how long it is then.
+/// Reserves room for `length` bytes, and returns the length of the file afterwards.
 fn reserve(file: &File, length: usize) -> io::Result<u64> {
     let (old, new) = (file.metadata()?.len(), length as u64);
     if old >= new {
         return Ok(old);
     }
     match fallocate(file, FallocateFlags::empty(), 0, i64::try_from(new).unwrap_or(i64::MAX)) {
-        // Without it there is room or not when the text is written.
+        // Not supported here: the write itself reports a full disk.
         Err(Errno::EOPNOTSUPP) => Ok(new),
         done => done.map(|()| new).map_err(io::Error::from),
     }
@@ -340,7 +340,7 @@ fn open_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).custom_flags(flags).open(path)
 }
 
-/// A link that leads nowhere is not absent: the disk that it points to may be missing, with leases on it.
+/// A dangling link is not absent: the disk that it points to may be missing, with leases on it.
 fn is_absent(path: &Path) -> bool {
     fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }

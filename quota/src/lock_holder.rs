@@ -1,5 +1,5 @@
-//! The file that writers of the store lock, and the process that holds such a lock: it signs the file. The
-//! kernel's own list is of all locks of the machine, and anybody makes it as long as he likes.
+//! The store's lock file, and the process that holds the lock. The holder signs the file, because the kernel's own
+//! list shows all locks of the machine, and any user can make it arbitrarily long.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -11,22 +11,22 @@ use procfs::process::Stat;
 
 use crate::process::{own_pid, stat};
 
-/// Bytes of a signature: a pid and a start time.
+/// Length of a signature in bytes: a pid and a start time.
 const LENGTH: usize = 10 + 1 + 20 + 1;
 
-/// Writes who this process is into a file that it has locked. A failure hinders nothing: the holder is not
-/// named then.
+/// Writes this process's identity into a file that it has locked. On failure, the lock still works, but its holder is
+/// not named.
 pub fn sign(file: &File) {
     static OWN: OnceLock<Option<String>> = OnceLock::new();
     let own = OWN.get_or_init(|| {
         let stat = stat(own_pid().ok()?).ok()?;
         Some(format!("{:>10} {:>20}\n", stat.pid, stat.starttime))
     });
-    let mut file = file; // just opened, and so at its beginning
+    let mut file = file; // just opened, so at its beginning
     let _ = own.as_ref().map(|own| file.write_all(own.as_bytes()));
 }
 
-/// The process that signed a locked file, as long as it lives.
+/// Returns the process that signed a locked file, if it still lives.
 pub fn signer(file: &File) -> Option<Stat> {
     let mut text = [0; LENGTH];
     file.read_exact_at(&mut text, 0).ok()?;
@@ -35,18 +35,18 @@ pub fn signer(file: &File) -> Option<Stat> {
     (start.trim().parse() == Ok(stat.starttime)).then_some(stat)
 }
 
-/// The lock file in the state folder. Versions that kept the leases in a database locked it too.
+/// The lock file in the state folder. Versions that kept the leases in a database locked the same file.
 pub(crate) fn path(state: &Path) -> PathBuf {
     state.join("quota.lock")
 }
 
-/// Opens the lock file, and makes it if it is absent.
+/// Opens the lock file; creates it if it is absent.
 pub(crate) fn open(state: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path(state))
 }
 
-/// Says which process holds the lock in the state folder `state`, and what to do about it. The text is the end
-/// of a sentence.
+/// Names the process that holds the lock in the state folder `state`, and how to resolve it. The text is the end of a
+/// sentence.
 pub(crate) fn described(state: &Path) -> String {
     let holder = open(state).ok().and_then(|file| signer(&file));
     holder.map_or_else(|| "; try again".to_owned(), |stat| told(&stat))

@@ -1,11 +1,11 @@
-//! How long the latest shares took to make, for whoever measures the node. It is forgotten with the boot.
+//! How long recent shares took to make, for monitoring. The journal does not outlive the boot.
 
 use std::path::Path;
 use std::time::Duration;
 
 use crate::journal::Journal;
 
-/// Notes in the state folder `state` that a container's share took this long to make. A failure is ignored.
+/// Records in the state folder `state` that a container's share took this long to make. Ignores failures.
 pub fn note_made(state: &Path, took: Duration) {
     let _ = journal(state).add(&took.as_nanos().to_string());
 }

@@ -1,4 +1,4 @@
-//! What is new on a node since the last look: refusals, leases that ended, what was found, shares that were made.
+//! Events on a node since the last poll: refusals, ended leases, findings, new shares.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::made;
 use crate::refusals::{self, Refused};
 use crate::state::StateFolder;
 
-/// Follows the notes of a state folder.
+/// Follows the journals of a state folder.
 #[derive(Debug)]
 pub struct Following {
     refused: Follower,
@@ -19,21 +19,21 @@ pub struct Following {
     made: Follower,
 }
 
-/// What was noted since the last look, oldest first.
+/// The events since the last poll, oldest first.
 #[derive(Debug, Default)]
 pub struct News {
-    /// Containers that were refused.
+    /// Refused containers.
     pub refused: Vec<Refused>,
     /// Leases that ended.
     pub ended: Vec<PastLease>,
-    /// What was found to be done against shares.
+    /// Detected actions against shares.
     pub found: Vec<Found>,
-    /// How long shares took that were made.
+    /// How long new shares took to make.
     pub made: Vec<Duration>,
 }
 
 impl Following {
-    /// Begins with what is noted after this.
+    /// Starts at the current end of the journals.
     pub fn of(state: &StateFolder) -> Self {
         let state = state.path();
         Self {
@@ -44,7 +44,7 @@ impl Following {
         }
     }
 
-    /// What was noted since the last call.
+    /// Returns the events since the last call.
     pub fn news(&mut self, state: &StateFolder) -> News {
         let state = state.path();
         News {

@@ -1,4 +1,4 @@
-//! Pid namespaces, told apart by device and inode.
+//! Pid namespaces, identified by device and inode.
 
 use std::fmt;
 use std::path::Path;
@@ -10,19 +10,19 @@ use gpushare_inventory::FileIdentity;
 pub struct PidNamespace(FileIdentity);
 
 impl PidNamespace {
-    /// The namespace that a file such as `/proc/PID/ns/pid` names; `None` when there is no such file.
+    /// The namespace of a file such as `/proc/PID/ns/pid`; `None` if there is no such file.
     pub fn at(path: &Path) -> Option<Self> {
         FileIdentity::of(path).ok().map(Self)
     }
 
-    /// The namespace of this process; `None` where /proc is not mounted.
+    /// The namespace of this process; `None` if /proc is not mounted.
     pub fn own() -> Option<Self> {
         Self::at(Path::new("/proc/self/ns/pid"))
     }
 }
 
 impl fmt::Display for PidNamespace {
-    /// Writes it as `ls -l /proc/PID/ns/pid` shows it.
+    /// Formats it like `ls -l /proc/PID/ns/pid`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pid:[{}]", self.0.inode)
     }

@@ -1,4 +1,5 @@
-//! Admission and placement: which GPUs a request gets, or the reason why not. Pure functions, without I/O.
+//! Admission and placement: chooses the GPUs for a request, or returns the reason for a refusal. Pure functions,
+//! without I/O.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -14,24 +15,23 @@ pub use refusal::Refusal;
 /// The administrator's rules for admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// Which of several GPUs is taken.
+    /// How to choose among several GPUs that fit.
     pub placement: Placement,
-    /// Memory of each GPU, in bytes, that no lease gets.
+    /// Memory of each GPU, in bytes, that is never granted.
     pub reserve: DeviceMemory,
-    /// The most that all leases together may hold, in percent of a GPU's memory less the reserve; 100 is no
+    /// Upper bound on the memory of all leases together, in percent of a GPU's memory less the reserve; 100 means no
     /// over-commit.
     pub memory_percent: u16,
-    /// The most compute that all leases on a GPU may hold together, in percent; 100 is no over-commit.
+    /// Upper bound on the compute of all leases on a GPU together, in percent; 100 means no over-commit.
     pub cores_percent: u16,
-    /// Compute of a GPU, in percent, that no windows take while a container without a window is on it, where
-    /// supervisors hold compute.
+    /// Compute of a GPU, in percent, that windows must leave free while a container without a window uses the GPU.
+    /// Applies where supervisors enforce compute.
     pub compute_reserve: u8,
-    /// GPUs of which no new lease gets a share, unless the cluster's scheduler has given it. Living leases
-    /// keep theirs, and may change.
+    /// GPUs that get no new leases, unless the cluster's scheduler chose them. Existing leases stay and may change.
     pub cordoned: BTreeSet<GpuUuid>,
-    /// How many leases of containers that take turns may stand on one GPU; 0 is none.
+    /// Maximum number of time-slice leases on one GPU; 0 allows none.
     pub replicas: u16,
-    /// Host memory, in bytes, that all leases together may use in place of GPUs'.
+    /// Host memory, in bytes, that all leases together may use instead of GPU memory.
     pub host_memory: DeviceMemory,
 }
 
@@ -51,24 +51,24 @@ impl Default for Admission {
 }
 
 impl Admission {
-    /// What one lease may hold of a GPU with this much memory.
+    /// Returns the largest share that one lease may have on a GPU with this much memory.
     pub fn per_lease(&self, memory: DeviceMemory) -> DeviceMemory {
         memory.saturating_sub(self.reserve)
     }
 
-    /// Whether no new lease gets a share of the GPU, nor of the instances of its card.
+    /// Whether the GPU is closed to new leases, either itself or through the card of its instance.
     pub fn is_cordoned(&self, gpu: &Gpu) -> bool {
         is_cordoned(gpu, &self.cordoned)
     }
 
-    /// What all leases together may hold of a GPU with this much memory.
+    /// Returns the memory that all leases together may have on a GPU with this much memory.
     pub fn total(&self, memory: DeviceMemory) -> DeviceMemory {
         let bytes = u128::from(self.per_lease(memory).bytes()) * u128::from(self.memory_percent) / 100;
         DeviceMemory::from_bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 }
 
-/// Which GPU is taken when several fit.
+/// How to choose a GPU when several fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// The GPU with the least free memory.
@@ -78,7 +78,7 @@ pub enum Placement {
     Spread,
 }
 
-/// What is granted on one GPU already.
+/// The grants that a GPU already has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuLoad {
     /// Sum of the leases' memory.
@@ -87,29 +87,29 @@ pub struct GpuLoad {
     pub cores: u64,
     /// Number of leases.
     pub leases: u64,
-    /// Which leases they are; `None` where there are none.
+    /// How the leases share the GPU; `None` if there are no leases.
     pub company: Option<Company>,
-    /// Number of leases of the GPU's MIG instances. They may outlive the instances.
+    /// Number of leases on the GPU's MIG instances. They may outlive the instances.
     pub of_instances: u64,
-    /// Sum of the compute, in percent, of leases that run in windows of a supervisor's.
+    /// Sum of the compute, in percent, of leases that run in windows of a supervisor.
     pub windows: u64,
     /// Number of leases that a supervisor lets run between windows.
     pub between: u64,
-    /// How many of them are answered before others.
+    /// How many of them are answered before others (compute policy `latency`).
     pub latency: u64,
 }
 
-/// When a lease runs whose time a supervisor holds.
+/// When a lease runs if a supervisor schedules it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Runs {
-    /// In a window of so many percent.
+    /// In a window of this many percent.
     InWindow(u64),
     /// Between the windows of others.
     Between,
 }
 
 impl Runs {
-    /// When a lease with this much compute runs; `None` where no supervisor holds its time.
+    /// Returns when a lease with this much compute runs; `None` if no supervisor schedules it.
     pub(crate) fn of(enforcement: Enforcement, policy: ComputePolicy, cores: Option<Cores>) -> Option<Self> {
         let is_held = enforcement == Enforcement::Scheduled;
         is_held.then(|| match cores.filter(|_| policy == ComputePolicy::Fixed) {
@@ -119,7 +119,7 @@ impl Runs {
     }
 }
 
-/// Whether a lease is answered before others, which a supervisor alone can do.
+/// Whether a lease is answered before others. Only a supervisor can do that.
 pub(crate) fn is_before_others(enforcement: Enforcement, policy: ComputePolicy) -> bool {
     enforcement == Enforcement::Scheduled && policy == ComputePolicy::Latency
 }
@@ -131,7 +131,7 @@ impl GpuLoad {
         self.memory = self.memory.saturating_add(grant.memory);
         self.cores += grant.cores.map_or(0, |cores| u64::from(cores.percent()));
         self.leases += 1;
-        // No admission makes two companies meet. If they do, nobody joins them.
+        // Admission never mixes two companies on a GPU. If it happens anyway, admit no further lease.
         let is_other = self.company.is_some_and(|held| held != company);
         self.company = Some(if is_other { Company::Nobody } else { company });
         match Runs::of(enforcement, policy, grant.cores) {
@@ -142,7 +142,7 @@ impl GpuLoad {
         self.latency += u64::from(is_before_others(enforcement, policy));
     }
 
-    /// Takes one lease's grant away.
+    /// Subtracts one lease's grant.
     pub(crate) fn remove(&mut self, grant: &Grant, enforcement: Enforcement, policy: ComputePolicy) {
         self.memory = self.memory.saturating_sub(grant.memory);
         self.cores = self.cores.saturating_sub(grant.cores.map_or(0, |cores| u64::from(cores.percent())));
@@ -157,19 +157,19 @@ impl GpuLoad {
     }
 }
 
-/// One GPU in question.
+/// A GPU that the request could use.
 #[derive(Clone, Debug)]
 struct Candidate<'a> {
     gpu: &'a Gpu,
     load: GpuLoad,
-    /// What one lease may hold: the GPU's memory less the reserve.
+    /// The most that one lease may have: the GPU's memory less the reserve.
     per_lease: DeviceMemory,
-    /// What all leases together may hold: more than `per_lease` where over-commit is configured.
+    /// The most that all leases together may have; more than `per_lease` if over-commit is configured.
     total: DeviceMemory,
 }
 
 impl Candidate<'_> {
-    /// What a lease of its company can have of it.
+    /// Returns the memory that is free for a lease of the same company.
     fn free(&self) -> DeviceMemory {
         match self.load.company {
             Some(Company::Nobody) => DeviceMemory::ZERO,
@@ -182,19 +182,19 @@ fn names(gpus: &[&Gpu]) -> String {
     gpus.iter().map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether the administrator keeps new leases from the GPU, or from the card of an instance.
+/// Whether the administrator closed the GPU, or the card of the instance, to new leases.
 fn is_cordoned(gpu: &Gpu, cordoned: &BTreeSet<GpuUuid>) -> bool {
     cordoned.contains(&gpu.uuid) || cordoned.contains(&gpu.card())
 }
 
-/// The most GPUs of one container, which its limits file has lines for.
+/// Maximum number of GPUs per container: the limits file has this many lines.
 const MOST: usize = 16;
 
-/// Chooses GPUs for `request`, given what is granted already. Of GPUs that fit equally well for the request,
-/// those of `near` are taken first: other containers of its pod have shares of them.
+/// Chooses GPUs for `request`, given the existing grants. Among GPUs that fit equally well, those in `near` come
+/// first: other containers of the pod have shares of them.
 ///
 /// # Errors
-/// When the request cannot be met now, or never can be. The refusal names the figures.
+/// When the request cannot be met now, or can never be met. The refusal names the figures.
 pub fn place(
     request: &Request,
     gpus: &[Gpu],
@@ -220,7 +220,7 @@ pub fn place(
         return Err(Refusal::TooFewGpus { wanted, here: 0 });
     }
     for gpu in named.iter().copied().filter(|gpu| request.model.takes(&gpu.model)) {
-        // MIG mode was changed while containers held the card or its instances.
+        // Leases on both sides exist if MIG mode changed while containers used the card or its instances.
         let beside = match gpu.instance.is_some() {
             true => load(gpu.card()).leases,
             false => load(gpu.uuid).of_instances,
@@ -235,7 +235,7 @@ pub fn place(
             Err(refusal) => unknown = unknown.or(Some(refusal)),
         }
     }
-    // A GPU of unknown size is a reason to refuse only when too few other GPUs can be chosen.
+    // A GPU of unknown size is a reason to refuse only if too few other GPUs remain.
     if let Some(refusal) = unknown.filter(|_| candidates.len() < wanted) {
         return Err(refusal);
     }
@@ -254,10 +254,10 @@ pub fn place(
     Ok(chosen.into_iter().map(|(candidate, memory)| grant(request, &candidate, memory)).collect())
 }
 
-/// Refuses host memory that the node does not have beside the `held` of its leases.
+/// Checks that the node has enough host memory for the request in addition to `held`, the host memory of its leases.
 ///
 /// # Errors
-/// When it is more than what is left.
+/// When the request exceeds the memory that is left.
 pub(crate) fn admit_host_memory(
     request: &Request,
     held: DeviceMemory,
@@ -286,8 +286,9 @@ fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candi
     Ok(Candidate { gpu, load, per_lease, total })
 }
 
-/// The GPUs that the request names (all of them, for a count), and how many of them it wants. None of them is
-/// cordoned: a count is met by the others, and whoever names a cordoned one, alone or by `all`, is refused.
+/// Returns the GPUs that the request names (all of them, for a count), and how many of them it wants. None of them is
+/// cordoned: a count is met by the other GPUs, and a request that names a cordoned GPU, alone or through `all`, is
+/// refused.
 fn named<'a>(
     devices: &Devices,
     gpus: &'a [Gpu],
@@ -335,7 +336,7 @@ fn named<'a>(
 
 type Chosen<'a> = Vec<(Candidate<'a>, DeviceMemory)>;
 
-/// `wanted` GPUs without a lease that belong together, each with all that one lease may hold of it.
+/// Chooses `wanted` GPUs without a lease that are close together, each with all the memory that one lease may have.
 fn empty(candidates: Vec<Candidate>, wanted: usize, is_list: bool) -> Result<Chosen, Refusal> {
     let empty: Vec<_> = candidates.into_iter().filter(|candidate| candidate.load.leases == 0).collect();
     if empty.len() < wanted {
@@ -345,8 +346,8 @@ fn empty(candidates: Vec<Candidate>, wanted: usize, is_list: bool) -> Result<Cho
     Ok(chosen.into_iter().map(|candidate| (candidate.clone(), candidate.per_lease)).collect())
 }
 
-/// `wanted` of these GPUs that belong together, the best first where several do as well; the first ones where
-/// they are taken as they are.
+/// Chooses `wanted` GPUs that are close together, the best ones first if several choices are equally close. If
+/// `as_they_are` is set, takes the first ones.
 fn nearest(of: Vec<Candidate>, wanted: usize, as_they_are: bool) -> Vec<Candidate> {
     if as_they_are || of.len() <= wanted {
         return of.into_iter().take(wanted).collect();
@@ -355,8 +356,8 @@ fn nearest(of: Vec<Candidate>, wanted: usize, as_they_are: bool) -> Vec<Candidat
     near::together(&gpus, wanted).into_iter().map(|at| of[at].clone()).collect()
 }
 
-/// The GPUs with room for the share: those of `near` first, and then in the order of `rules.placement`. A
-/// request for all that is left takes the emptiest first. A list of GPUs keeps its order.
+/// Returns the GPUs with room for the share: those in `near` first, then in the order of `rules.placement`. A request
+/// for all remaining memory takes the emptiest GPU first. A list of GPUs keeps its order.
 fn fitting<'a>(
     request: &Request,
     candidates: Vec<Candidate<'a>>,
@@ -374,7 +375,7 @@ fn fitting<'a>(
             _ => Refusal::Count { wanted, fitting: fit.len(), candidates: count },
         });
     }
-    // The order of a list is the order in which the container counts its GPUs.
+    // The container numbers its GPUs in the order of the list.
     if !matches!(request.devices, Devices::These(_)) {
         let takes_rest = request.memory == MemoryRequest::Rest && request.mode == Mode::Share;
         let is_spread = rules.placement == Placement::Spread;
@@ -389,8 +390,8 @@ fn fitting<'a>(
         if !takes_rest {
             fit.sort_by_key(|candidate| !near.contains(&candidate.gpu.uuid));
         }
-        // A share of one GPU is put by what is left of it, and so is all that is left; several are put
-        // together first, if not where the pod is already.
+        // A share on one GPU, or of all remaining memory, is placed by free memory. Shares on several GPUs are placed
+        // close together, unless the pod already has a share nearby.
         let is_near = fit.iter().any(|candidate| near.contains(&candidate.gpu.uuid));
         fit = nearest(fit, wanted, wanted == 1 || takes_rest || is_near);
         fit.sort_by_key(|candidate| candidate.gpu.index);
@@ -402,7 +403,7 @@ fn fitting<'a>(
     Ok(fit.into_iter().map(|candidate| (candidate.clone(), memory(&candidate))).collect())
 }
 
-/// The memory that the request means on this GPU.
+/// Converts the requested memory to bytes on this GPU.
 fn asked(memory: MemoryRequest, candidate: &Candidate) -> DeviceMemory {
     match memory {
         MemoryRequest::Bytes(memory) => memory,
@@ -411,7 +412,7 @@ fn asked(memory: MemoryRequest, candidate: &Candidate) -> DeviceMemory {
     }
 }
 
-/// Why the share does not fit on this GPU; `None` when it does.
+/// Returns why the share does not fit on this GPU; `None` if it fits.
 fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option<Refusal> {
     let share = request.on(candidate.gpu.uuid);
     if let Some(refusal) = company_misfit(request, candidate) {
@@ -437,11 +438,11 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
         })
 }
 
-/// Checks that a reserved lease, which nobody used until now, can be held so from now on. How was not known
-/// when it was reserved.
+/// Checks that a reserved lease that was unused until now can be used with `enforcement` from now on. The enforcement
+/// was unknown when the lease was reserved.
 ///
 /// # Errors
-/// As for a new lease that is held so.
+/// The same as for a new lease with this enforcement.
 pub(crate) fn check_begun(
     lease: &Lease,
     enforcement: Enforcement,
@@ -461,12 +462,12 @@ pub(crate) fn check_begun(
     Ok(())
 }
 
-/// Why a lease that is answered before others cannot stand beside these: two such would wait for each other.
+/// Refuses a second lease with the latency policy on one GPU: two such leases would wait for each other.
 pub(crate) fn latency_misfit(is_before_others: bool, load: GpuLoad, gpu: &Gpu) -> Option<Refusal> {
     (is_before_others && load.latency > 0).then(|| Refusal::Latency { place: gpu.to_string() })
 }
 
-/// To a share, leases of whole GPUs are memory that is not free, which says more.
+/// Shares see leases of whole GPUs as memory that is not free, which is the more useful message.
 fn company_misfit(request: &Request, candidate: &Candidate) -> Option<Refusal> {
     let asked = Enforcement::of(request).terms().company;
     let is_told_as_memory = |held| (asked, held) == (Company::Shares, Company::Nobody);
@@ -502,8 +503,8 @@ fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Optio
     misfit.then(|| Refusal::Cores { asked, free, place: candidate.gpu.to_string() })
 }
 
-/// Why a lease that runs so cannot stand beside the `load` of others: windows would take all of the GPU's
-/// time, and somebody runs between them.
+/// Returns why a lease with `runs` does not fit in addition to `load`: windows would take all of the GPU's time,
+/// although a lease runs between them.
 pub(crate) fn reserve_misfit(runs: Runs, load: GpuLoad, rules: &Admission, gpu: &Gpu) -> Option<Refusal> {
     let (asked, windows, between) = match runs {
         Runs::InWindow(percent) => (Some(percent), load.windows + percent, load.between),
@@ -520,9 +521,8 @@ pub(crate) fn reserve_misfit(runs: Runs, load: GpuLoad, rules: &Admission, gpu: 
     })
 }
 
-/// The grant that a living lease has on `gpu` once it is given `memory` and `cores` (`None`: as it was),
-/// beside the `load` of all other leases. Only what grows is checked: a lease may shrink even on a node that
-/// has granted too much.
+/// Computes the grant of a living lease on `gpu` with new `memory` and `cores` (`None` leaves them unchanged), given
+/// the `load` of all other leases. Checks only growth: a lease may shrink even on a node that has granted too much.
 pub(crate) fn resize(
     old: &Grant,
     memory: Option<MemoryRequest>,
@@ -546,8 +546,8 @@ pub(crate) fn resize(
     }
 }
 
-/// The refusal to show: that of the GPU that comes nearest. A GPU that is large enough comes first, then the
-/// one with the most free memory, then the one with the most in all.
+/// Chooses the refusal to show: that of the GPU that comes nearest. A GPU that is large enough comes first, then the
+/// one with the most free memory, then the one with the most memory in total.
 fn refusal(request: &Request, misfits: &[Candidate], rules: &Admission) -> Option<Refusal> {
     let nearest = |candidate: &&Candidate| {
         let refusal = misfit(request, candidate, rules);

@@ -13,16 +13,15 @@ use crate::place::Refusal;
 /// A container's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// The id of its sandbox, as the engine wrote it. A lease below the same runtime root with the same id is
-    /// the pod's.
+    /// The sandbox id, as the engine wrote it. A lease below the same runtime root with the same id belongs to the
+    /// pod.
     pub sandbox: String,
-    /// The pid namespace that the container joins. A container that joins the namespace of another container
-    /// of its pod, as an ephemeral container joins its target's, holds that container's lease and none of its
-    /// own.
+    /// The pid namespace that the container joins. A container that joins the namespace of another container of its
+    /// pod, as an ephemeral container joins its target's, shares that container's lease and gets none of its own.
     pub joins: Option<PidNamespace>,
 }
 
-/// What a cluster calls a container.
+/// The names that Kubernetes gives a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PodContainer {
@@ -36,12 +35,12 @@ pub struct PodContainer {
     pub container: String,
 }
 
-/// The longest name in a cluster, in bytes.
+/// Length limit of a Kubernetes name, in bytes.
 const LONGEST_NAME: usize = 253;
 
 impl PodContainer {
-    /// The container with these names; `None` if one of them cannot be a name in a cluster. An engine may be
-    /// called with others, and what is listed to people must be safe to print.
+    /// Returns the container with these names, or `None` if one of them is not a valid Kubernetes name. An engine can
+    /// be called with invalid names, and listings must be safe to print.
     pub fn new(namespace: &str, pod: &str, uid: &str, container: &str) -> Option<Self> {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         let is_name = |name: &&str| (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(is_plain);
@@ -60,10 +59,9 @@ impl fmt::Display for PodContainer {
     }
 }
 
-/// Describes a request for a pod's share in words. Equal requests give equal words, by which the store
-/// compares them. A restarted container asks with the words of its first start, whatever `gpushare update`
-/// made of the lease meanwhile, and with those of its pod's annotations of now, which [`Change::pod_request`]
-/// has.
+/// Describes a request for a pod's share in words. Equal requests give equal words, and the store compares requests by
+/// them. A restarted container sends either the words of its first start, even if `gpushare update` changed the lease
+/// since then, or those of the pod's current annotations, which are in [`Change::pod_request`].
 ///
 /// [`Change::pod_request`]: crate::Change::pod_request
 ///
@@ -112,7 +110,7 @@ fn share(share: &Share) -> String {
     }
 }
 
-/// Names GPUs by their UUIDs, however the request names them.
+/// Names GPUs by their UUIDs, regardless of how the request names them.
 fn devices(devices: &Devices, gpus: &[Gpu]) -> Result<String, Refusal> {
     Ok(match devices {
         Devices::Any(1) => "1 GPU".to_owned(),

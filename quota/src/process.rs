@@ -1,5 +1,5 @@
-//! Reads single processes from /proc: one file each, and of it only what is asked. Every creation and every
-//! sweep waits for this, and the kernel's text about one process has some sixty lines.
+//! Reads single processes from /proc, one file each, and parses only the needed fields. Every creation and every sweep
+//! waits for this, and the kernel's text about one process has some sixty lines.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use procfs::process::Stat;
 use procfs::{FromRead, ProcError, ProcResult};
 
-/// The kernel's word for "no such process", when a process ends while its file is read.
+/// "No such process": the kernel returns this error when a process ends while its file is read.
 const ESRCH: i32 = 3;
 
 /// State and start time of the process `pid`.
@@ -24,17 +24,16 @@ pub fn stat(pid: i32) -> ProcResult<Stat> {
     })
 }
 
-/// The pid of the process `pid` in each of its pid namespaces, the innermost last; `None` if it cannot be
-/// told.
+/// The pid of the process `pid` in each of its pid namespaces, the innermost last; `None` if it is unknown.
 pub fn pids(pid: i32) -> Option<Vec<i32>> {
-    let mut status = Vec::with_capacity(4096); // all of it by one read
+    let mut status = Vec::with_capacity(4096); // large enough for one read
     File::open(format!("/proc/{pid}/status")).and_then(|mut file| file.read_to_end(&mut status)).ok()?;
     let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
     std::str::from_utf8(line).ok()?.split_whitespace().map(|pid| pid.parse().ok()).collect()
 }
 
-/// A thread of a process that has not ended: the first one, or, where that has, another; `None` where all have.
-/// What /proc tells of a process is that of its first thread, and of one that has ended it tells nothing.
+/// Returns a thread of the process that has not ended: the first thread if possible; `None` if all have ended. The
+/// files in /proc/PID describe the first thread, and are empty once it has ended.
 pub fn living_thread(pid: i32) -> Option<i32> {
     let Ok(found) = stat(pid) else { return None };
     if !matches!(found.state, 'Z' | 'X') {

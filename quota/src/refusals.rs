@@ -1,4 +1,4 @@
-//! Notes of the latest refusals, since an engine may not show why a container did not start.
+//! The log of recent refusals, since an engine may not show why a container did not start.
 
 use std::path::Path;
 
@@ -6,32 +6,32 @@ use crate::journal::Journal;
 use crate::lease::now;
 use crate::state::StateFolder;
 
-/// The most characters that are kept of an id or a reason.
+/// Length limit of a recorded id or reason, in characters.
 const LONGEST: usize = 2048;
 
-/// Kinds of reasons, by which refusals are counted.
+/// Kinds of reasons; refusals are counted by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// Others hold what was asked for.
+    /// Other leases use the requested resources.
     Room,
-    /// The node's rules forbid it: a right that would undo the limits, a cordoned GPU, a mode that is off.
+    /// The node's rules forbid it: a privilege that would bypass the limits, a cordoned GPU, a disabled mode.
     Rules,
-    /// The request cannot be understood, or no GPU of this node could meet it.
+    /// The request is invalid, or no GPU of this node could meet it.
     Request,
-    /// The container's image cannot run on what it would get.
+    /// The container's image cannot run on the GPU or driver that it would get.
     Image,
-    /// The settings have a mistake.
+    /// The settings contain a mistake.
     Settings,
-    /// The node fails: driver, files, the store.
+    /// The node failed: driver, files, the store.
     Node,
 }
 
 impl Reason {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 6] =
         [Self::Room, Self::Rules, Self::Request, Self::Image, Self::Settings, Self::Node];
 
-    /// The word for it.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Room => "room",
@@ -49,18 +49,18 @@ impl Reason {
 pub struct Refused {
     /// The container's id.
     pub container: String,
-    /// What people call it; `None` where that is not known.
+    /// The container's name for users; `None` if it is unknown.
     pub name: Option<String>,
     /// Seconds since 1970.
     pub at: u64,
-    /// The reason, as the engine was told.
+    /// The reason, as reported to the engine.
     pub reason: String,
-    /// Its kind; `None` in notes of versions that did not tell it.
+    /// Its kind; `None` in records of versions that did not write it.
     pub kind: Option<Reason>,
 }
 
 impl StateFolder {
-    /// Notes that `container`, which people call `name`, was refused. A failure to write the note is ignored.
+    /// Records that `container`, with the display name `name`, was refused. Ignores a failure to write the record.
     pub fn note_refusal(&self, container: &str, name: Option<&str>, kind: Reason, reason: &str) {
         let plain = |text: &str| -> String {
             text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -70,7 +70,7 @@ impl StateFolder {
         let _ = journal(self.path()).add(&format!("{at}\t{container}\t{reason}\t{}\t{name}", kind.name()));
     }
 
-    /// The latest refusals, newest first.
+    /// Returns the recent refusals, newest first.
     pub fn refusals(&self) -> Vec<Refused> {
         journal(self.path()).lines(read)
     }

@@ -1,4 +1,4 @@
-//! Which processes run, by the pids that they have in their own pid namespaces.
+//! Lists running processes by the pids that they have in their own pid namespaces.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -11,15 +11,15 @@ use procfs::process::Process;
 use crate::holder::is_zombie;
 use crate::process::pids;
 
-/// How long the machine's processes may take to be listed, since anybody makes as many as he may.
+/// Time limit for listing the processes, since any user can start many.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// The processes that ran at the first question. What a container says about a process is only compared with
-/// this list and never looked up, so that a false pid does not lead to another process.
+/// The processes that ran at the first call. A pid that a container reports is only compared with this list and never
+/// looked up, so that a false pid cannot lead to another process.
 #[derive(Debug, Default)]
 pub struct Running(OnceCell<Option<Listed>>);
 
-/// The processes, and when they began to be listed, in clock ticks after boot.
+/// The processes, and the time at which the listing began, in clock ticks after boot.
 #[derive(Debug)]
 struct Listed {
     processes: HashSet<(u32, u64)>,
@@ -27,9 +27,9 @@ struct Listed {
 }
 
 impl Running {
-    /// Whether a process that is called `pid` in one of its pid namespaces and began at `start_time` (clock
-    /// ticks after boot) may run. A start time of 0 is unknown, and such a process may run; so may one that
-    /// began after the question. Where /proc cannot be read, or there are too many processes, every one may.
+    /// Whether a process that has the pid `pid` in one of its pid namespaces and began at `start_time` (clock ticks
+    /// after boot) may be running. Returns true if the start time is 0 (unknown) or later than the first call, if
+    /// /proc cannot be read, or if there are too many processes.
     pub fn may_have(&self, pid: u32, start_time: u64) -> bool {
         match self.0.get_or_init(list) {
             Some(Listed { processes, at }) => {
@@ -60,7 +60,7 @@ fn names(process: &Process) -> Vec<(u32, u64)> {
     if is_zombie(&stat) {
         return Vec::new();
     }
-    // A program's name, which the kernel cuts anywhere, need not be text.
+    // Avoid parsing the name: the kernel cuts it at any byte, so it need not be valid UTF-8.
     let pids = pids(stat.pid).unwrap_or_else(|| vec![stat.pid]);
     pids.into_iter().filter_map(|pid| Some((u32::try_from(pid).ok()?, stat.starttime))).collect()
 }
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     #[ignore = "needs root: makes a pid namespace"]
     fn a_process_whose_name_is_no_text_is_listed_by_its_inner_number_too() {
-        // The kernel cuts a name anywhere, also in a letter.
+        // The kernel cuts a name at any byte, even within a character.
         let script = r"import ctypes,time; ctypes.CDLL(None).prctl(15, b'\xd0\xbe\xd0'); time.sleep(60)";
         let mut command = Command::new("unshare");
         let mut child =
@@ -105,7 +105,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
         let start = Process::new(i32::try_from(pid).unwrap()).unwrap().stat().unwrap().starttime;
-        // What begins in the same tick of the clock, or later, may have begun since.
+        // A process that begins in the same clock tick, or later, may have begun after the listing.
         while Running::default().may_have(pid, start + 1) {
             std::thread::sleep(LONGEST / 10);
         }

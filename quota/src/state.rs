@@ -1,4 +1,4 @@
-//! The state folder. Store, inventory cache and regions live below it, and only its owner may look inside.
+//! The state folder. Store, inventory cache and regions are below it, and only its owner can read it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::ErrorKind;
@@ -11,30 +11,29 @@ use nix::sys::statfs::fstatfs;
 
 use crate::{deeds, ended, found, refusals};
 
-/// The folder in the state folder that has one entry for each lease, named by the lease's id. Whoever makes a
-/// lease makes the entry before the container starts. A new store is made only where there is no entry.
+/// The folder in the state folder with one entry per lease, named by the lease's id. The entry is made before the
+/// container starts. A new store is only created if there is no entry.
 pub const REGIONS: &str = "regions";
 
 /// The link in the state folder to the folder that outlives a boot.
 pub(crate) const LASTING: &str = "lasting";
 
-/// A state folder that was checked: a directory of this user, mode 0700, on a disk or in the memory of this
-/// machine.
+/// A checked state folder: a directory of this user, with mode 0700, on a disk or in the memory of this machine.
 #[derive(Clone, Debug)]
 pub struct StateFolder(PathBuf);
 
 /// Why the state folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The folder could not be made or looked at.
+    /// The folder could not be created or read.
     #[error("cannot use the state folder {path}; run as root, or set paths.state")]
     Io {
         /// The state folder as configured.
         path: PathBuf,
-        /// What the system said.
+        /// The error from the system.
         source: std::io::Error,
     },
-    /// The folder above it is missing, as when a simulated node was deleted and its settings were not.
+    /// The parent folder is missing, for example after a simulated node was deleted but not its settings.
     #[error(
         "the state folder {path} cannot be made, since the folder around it does not exist; make that, or correct paths.state in \
          the settings (`gpushare config show`)"
@@ -43,8 +42,8 @@ pub enum StateError {
         /// The state folder as configured.
         path: PathBuf,
     },
-    /// It belongs to the machine's root, and this process is another user's, or root in a user namespace
-    /// only.
+    /// It belongs to the machine's root, and this process belongs to another user, or is root only in a user
+    /// namespace.
     #[error(
         "a rootless engine gets no share: the account of the GPUs in {path} is the machine's root's; run \
          the container by an engine of root"
@@ -53,8 +52,8 @@ pub enum StateError {
         /// The state folder as configured.
         path: PathBuf,
     },
-    /// Another machine or a program serves it and may serve it to other machines, whose leases would mix with
-    /// this node's.
+    /// Another machine or a program serves it and may share it with other machines, whose leases would mix with this
+    /// node's.
     #[error(
         "the state folder {path} lies on {kind}, which is not this machine's own; set paths.state to a local folder"
     )]
@@ -64,7 +63,7 @@ pub enum StateError {
         /// The kind of file system.
         kind: &'static str,
     },
-    /// It is not a directory of this user with mode 0700, so others could read or replace what is in it.
+    /// It is not a directory of this user with mode 0700, so others could read or replace its content.
     #[error(
         "the state folder {path} must be a directory of root with mode 0700; move it away and let gpushare make it"
     )]
@@ -75,11 +74,11 @@ pub enum StateError {
 }
 
 impl StateFolder {
-    /// Makes the folder if it is absent, and checks it.
+    /// Creates the folder if it is absent, and checks it.
     ///
     /// # Errors
-    /// When the folder cannot be made, is a link, lies on no local file system, belongs to another user or is
-    /// open to others.
+    /// When the folder cannot be created, is a link, is not on a local file system, belongs to another user or is open
+    /// to others.
     pub fn open(path: &Path) -> Result<Self, StateError> {
         let io = |source| StateError::Io { path: path.into(), source };
         let rootless = || StateError::Rootless { path: path.into() };
@@ -93,10 +92,10 @@ impl StateFolder {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(io(error)),
             _ => {}
         }
-        // O_PATH opens whatever it is, a link included, and reads nothing of it.
+        // O_PATH opens any file, including a link, and reads nothing.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         let folder = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path).map_err(io)?;
-        // Asked first, because a file server may refuse everything else.
+        // Check this first, because a file server may refuse everything else.
         if let Some(kind) = remote(&folder).map_err(io)? {
             return Err(StateError::Remote { path: path.into(), kind });
         }
@@ -108,17 +107,17 @@ impl StateFolder {
         if !metadata.is_dir() || metadata.uid() != this_user || metadata.mode() & 0o077 != 0 {
             return Err(StateError::Unsafe { path: path.into() });
         }
-        // Links above the folder are followed once, here.
+        // Resolve links in the parent path once, here.
         fs::canonicalize(path).map(Self).map_err(io)
     }
 
-    /// The folder's path, without links.
+    /// Returns the folder's path, without links.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Lets the history go to the folder `lasting`, which outlives the boot, and makes that. Where it cannot be
-    /// had the history stays in the state folder, and nothing else is hindered.
+    /// Creates the folder `lasting`, which outlives the boot, and keeps the history there. If that fails, the history
+    /// stays in the state folder.
     pub fn keep_history_in(&self, lasting: &Path) {
         let link = self.0.join(LASTING);
         if fs::read_link(&link).is_ok_and(|found| found == lasting) && is_roots_alone(lasting).is_ok() {
@@ -127,19 +126,19 @@ impl StateFolder {
         let make = || -> std::io::Result<()> {
             DirBuilder::new().recursive(true).mode(0o700).create(lasting)?;
             is_roots_alone(lasting)?;
-            // Made under another name first: another process may be here, too.
+            // Create it under another name first: another process may be doing the same.
             let new = self.0.join(format!("{LASTING}.{}", std::process::id()));
             std::os::unix::fs::symlink(lasting, &new)?;
             fs::rename(&new, &link).inspect_err(|_| drop(fs::remove_file(&new)))
         };
         if let Err(error) = make() {
-            // Else a folder that others may write to would stay in use.
+            // Otherwise a folder that others may write to would stay in use.
             let _ = fs::remove_file(&link);
             tracing::warn!(folder = %lasting.display(), %error, "the history ends with this boot");
         }
     }
 
-    /// Forgets what the history has from before `limit`, as far as it lies in files of their own.
+    /// Removes history files that were last written before `limit`.
     pub fn forget_history_before(&self, limit: SystemTime) {
         refusals::journal(&self.0).forget_before(limit);
         ended::journal(&self.0).forget_before(limit);
@@ -148,7 +147,7 @@ impl StateFolder {
     }
 }
 
-/// Fails if others than this user could put something into the folder, or another machine serves it.
+/// Fails if other users could write to the folder, or another machine serves it.
 fn is_roots_alone(folder: &Path) -> std::io::Result<()> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(folder)?;
@@ -164,15 +163,14 @@ fn is_roots_alone(folder: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The kind of file system on which `file` lies if a network or a program serves it; `None` for a local one.
+/// The kind of file system of `file` if a network or a program serves it; `None` for a local one.
 fn remote(file: &File) -> std::io::Result<Option<&'static str>> {
     let kind = fstatfs(file)?.filesystem_type().0;
     Ok(REMOTE.iter().find(|(number, _)| i64::from(*number) == kind).map(|(_, name)| *name))
 }
 
-/// File systems on which several machines may see the same files, or whose locks a program decides, by their
-/// numbers in statfs(2). A file system that is not listed counts as local: there are more local ones, and new
-/// ones appear.
+/// File systems on which several machines may see the same files, or whose locks a program decides, by their numbers
+/// in statfs(2). An unlisted file system counts as local: there are more local ones, and new ones appear.
 const REMOTE: [(u32, &str); 18] = [
     (0x6969, "NFS"),
     (0xff53_4d42, "CIFS"),
@@ -194,13 +192,13 @@ const REMOTE: [(u32, &str); 18] = [
     (0x786f_4256, "a folder of VirtualBox"),
 ];
 
-/// Whether this process is in a user namespace in which the machine's root does not exist, as below a
-/// rootless engine. Files of root belong to nobody there.
+/// Whether this process is in a user namespace without the machine's root, as with a rootless engine. Files of root
+/// belong to the user "nobody" there.
 pub fn is_rootless() -> bool {
     fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps_root(&map))
 }
 
-/// Whether a `uid_map` (columns: inside, outside, length) maps the outer root.
+/// Whether a `uid_map` (columns: inside, outside, length) maps the host's root.
 fn maps_root(map: &str) -> bool {
     map.lines().any(|line| line.split_whitespace().nth(1) == Some("0"))
 }

@@ -38,39 +38,39 @@ pub struct Store {
 /// Sums over all living leases, by GPU.
 pub type Loads = BTreeMap<GpuUuid, GpuLoad>;
 
-/// Tells what the containers of a lease used, by what is kept of them below the state folder.
+/// Computes the usage of a lease's containers from their files below the state folder.
 pub type Measure = fn(&Path, &Lease) -> Used;
 
-/// A container that the sweep took out of its lease.
+/// A container that the sweep removed from its lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swept {
     /// The lease's id.
     pub lease: i64,
-    /// The container that was taken out.
+    /// The removed container.
     pub key: LeaseKey,
-    /// What became of the lease: [`Release::Left`] or [`Release::Ended`].
+    /// The effect on the lease: [`Release::Left`] or [`Release::Ended`].
     pub left: Release,
 }
 
 impl Store {
-    /// Opens the store below the state folder, and makes it if this boot has none.
+    /// Opens the store below the state folder; creates it if this boot has none.
     ///
     /// # Errors
-    /// When it cannot be made, is of an earlier version, or is missing while containers' regions are left.
+    /// When it cannot be created, is of an earlier version, or is missing although regions of containers are left.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         Ok(Self { ledger: Ledger::open(state)?, measure: None })
     }
 
-    /// The same store, which notes in the history what `measure` tells of each lease that ends.
+    /// Returns a store that records in the history the result of `measure` for each lease that ends.
     #[must_use]
     pub fn measured_by(self, measure: Measure) -> Self {
         Self { measure: Some(measure), ..self }
     }
 
-    /// Opens the store below the state folder if there is one. Makes none.
+    /// Opens the store below the state folder if there is one. Does not create one.
     ///
     /// # Errors
-    /// When it cannot be looked for, is of an earlier version, or is missing while containers' regions are
+    /// When the lookup fails, the store is of an earlier version, or is missing although regions of containers are
     /// left.
     pub fn find(state: &Path) -> Result<Option<Self>, StoreError> {
         let ledger = Ledger::at(state, Boot::here()?);
@@ -82,14 +82,14 @@ impl Store {
         }
     }
 
-    /// Grants `request` to the container `member`, or says why not. The holder of `member` keeps the share
-    /// until the container is activated. A container of a pod that joins another one's pid namespace, or that
-    /// asks for the pod's share, becomes one more member of the lease that exists already. When the node
-    /// looks full, members whose holders are gone are swept first. `swept` is called for each of them, since
-    /// the caller has to remove what it keeps for them.
+    /// Grants `request` to the container `member`, or returns the reason for a refusal. The holder of `member` keeps
+    /// the share until the container is activated. A container of a pod that joins another container's pid namespace,
+    /// or that requests the pod's share, becomes a member of the existing lease. If the node looks full, members whose
+    /// holders are gone are swept first. `swept` is called for each of them, since the caller has to remove their
+    /// files.
     ///
     /// # Errors
-    /// When the node cannot hold the share, the container holds one already, the pod holds another, or the
+    /// When the node has no room for the share, the container already has a share, the pod has a different one, or the
     /// store fails.
     pub fn reserve(
         &self,
@@ -103,7 +103,7 @@ impl Store {
         let lease = match self.try_reserve(member, pod, request, gpus, rules) {
             Err(ReserveError::Refused(_) | ReserveError::Held(_) | ReserveError::Differs { .. }) => {
                 self.sweep()?.iter().for_each(swept);
-                // Asked again even if nothing was found: another process may have swept meanwhile.
+                // Retry even if the sweep found nothing: another process may have swept meanwhile.
                 self.try_reserve(member, pod, request, gpus, rules)?
             }
             other => other?,
@@ -142,7 +142,7 @@ impl Store {
         if let Some(entry) = joined {
             if entry.waits_for_its_first_container() {
                 let enforcement = entry.lease.enforcement.begun_by(request);
-                // Others were admitted beside it as it was held before.
+                // Admission of the other leases assumed the earlier enforcement.
                 if enforcement != entry.lease.enforcement {
                     check_begun(&entry.lease, enforcement, gpus, load, rules)?;
                     entry.lease.enforcement = enforcement;
@@ -172,11 +172,11 @@ impl Store {
         Ok(lease)
     }
 
-    /// What would be granted now, without granting it: for `gpushare plan`. The runtime root of `pod` is not
-    /// known then, so its containers are looked for below every root.
+    /// Returns the grants that [`Store::reserve`] would make now, without making them; for `gpushare plan`. The
+    /// runtime root of `pod` is unknown at that point, so its containers are looked up below every root.
     ///
     /// # Errors
-    /// As [`Store::reserve`].
+    /// The same as for [`Store::reserve`].
     pub fn preview(
         &self,
         pod: Option<&Pod>,
@@ -194,7 +194,7 @@ impl Store {
         };
         let grants = match placed(self.loads()?) {
             Ok(grants) => grants,
-            Err(_) => placed(self.living_loads()?)?, // what is gone would be swept
+            Err(_) => placed(self.living_loads()?)?, // a creation would sweep leases that are gone
         };
         let living = self.leases()?.into_iter().filter(|lease| !lease.is_gone());
         let host = living.fold(DeviceMemory::ZERO, |sum, lease| sum.saturating_add(lease.host_memory));
@@ -202,9 +202,9 @@ impl Store {
         Ok(grants)
     }
 
-    /// The leases of lower priority that would have to end so that `request` finds room: the lowest first, of
-    /// equal ones the newest, and none without need. Empty where their end would not make room either. Leases
-    /// of the same pod as `member` stay.
+    /// Returns the leases of lower priority that must end to make room for `request`: lowest priority first, newest
+    /// first among equals, and no more than needed. Empty if ending them would not make enough room. Leases of the
+    /// same pod as `member` stay.
     ///
     /// # Errors
     /// When the store fails.
@@ -228,7 +228,7 @@ impl Store {
         let own = pod(member);
         let is_own = |lease: &Lease| own.is_some() && lease.members().any(|member| pod(member) == own);
         let is_lower = |lease: &&Lease| {
-            // The end of its containers does not free a claim's share, nor one that another container joins.
+            // Ending the containers does not free a claim's share, or a share that another container is joining.
             let ends = |member: &Member| member.state == LeaseState::Active && !member.holder.is_agent();
             lease.priority < request.priority && lease.members().all(ends) && !is_own(lease)
         };
@@ -244,7 +244,7 @@ impl Store {
         if ended.is_empty() || !fits(&ended) {
             return Ok(Vec::new());
         }
-        // What need not end after all stays, first who has the highest priority.
+        // Drop victims that are not needed, highest priority first.
         for lease in ended.clone().into_iter().rev() {
             let without: Vec<&Lease> = ended.iter().copied().filter(|other| other.id != lease.id).collect();
             if fits(&without) {
@@ -254,10 +254,10 @@ impl Store {
         Ok(ended.into_iter().cloned().collect())
     }
 
-    /// Makes `holder`, the container's init process, the holder of container `key`'s reservation of the lease
-    /// `id`.
+    /// Makes `holder`, the container's init process, the holder of container `key`'s reservation of the lease `id`.
     ///
-    /// Returns whether `holder` holds it now. A reservation that another process has activated is not taken.
+    /// Returns whether `holder` holds it now. A reservation that another process has already activated is left
+    /// unchanged.
     ///
     /// # Errors
     /// When the store fails.
@@ -273,8 +273,8 @@ impl Store {
         writing.commit().map(|_| true)
     }
 
-    /// Notes that the driver limits the container `key` of the lease `id`, too, and returns the lease of that
-    /// moment; `None` when the container does not hold it.
+    /// Records that the driver limits the container `key` of the lease `id`, too, and returns the lease at that
+    /// moment; `None` if the container does not hold it.
     ///
     /// # Errors
     /// When the store fails.
@@ -291,9 +291,8 @@ impl Store {
         writing.commit().map(|_| lease)
     }
 
-    /// Takes container `key` out of the lease `id`. The lease ends with its last container. It is no error if
-    /// the container does not hold it. A container that was started again under the same key has a lease of
-    /// another id, which stays.
+    /// Removes container `key` from the lease `id`. The lease ends with its last container. Does nothing if the
+    /// container does not hold it: a container that was restarted with the same key has a lease with another id.
     ///
     /// # Errors
     /// When the store fails.
@@ -301,7 +300,7 @@ impl Store {
         self.release_if(key, reason, |lease| lease.id == id)
     }
 
-    /// As [`Store::release`], if the container's holder is proved gone.
+    /// Like [`Store::release`], but only if the container's holder is proved gone.
     ///
     /// # Errors
     /// When the store fails.
@@ -314,7 +313,7 @@ impl Store {
         self.release_if(key, reason, |lease| lease.id == id && lease.member.holder.is_gone())
     }
 
-    /// Takes all containers whose holders are proved gone out of their leases, and returns them.
+    /// Removes all containers whose holders are proved gone from their leases, and returns them.
     ///
     /// # Errors
     /// When the store fails.
@@ -323,11 +322,11 @@ impl Store {
             let gone = lease.members().filter(|member| member.holder.is_gone());
             gone.map(|member| member.key.clone()).collect()
         };
-        // Usually there is nothing to do, which needs no turn.
+        // Usually there is nothing to do, so check without the turn first.
         if self.leases()?.iter().all(|lease| gone(lease).is_empty()) {
             return Ok(Vec::new());
         }
-        // Looked at again with the turn: the hook may have activated a lease meanwhile.
+        // Check again with the turn: the hook may have activated a lease meanwhile.
         let mut writing = self.ledger.write()?;
         let mut left = Vec::new();
         for key in writing.page.entries()?.iter().flat_map(|entry| gone(&entry.lease)) {
@@ -336,7 +335,7 @@ impl Store {
         self.settle_releases(writing, left, ReleaseReason::Swept)
     }
 
-    /// A number that grows by one with each lease that is granted.
+    /// A counter that grows by one with each granted lease.
     ///
     /// # Errors
     /// When the store fails.
@@ -344,7 +343,7 @@ impl Store {
         Ok(u64::try_from(self.ledger.read()?.head.next - 1).unwrap_or(0))
     }
 
-    /// Whether a lease could be written now: for `gpushare doctor`.
+    /// Checks whether a lease could be written now; for `gpushare doctor`.
     ///
     /// # Errors
     /// When the store is busy, read-only or full.
@@ -352,8 +351,8 @@ impl Store {
         self.ledger.write()?.commit().map(drop)
     }
 
-    /// When the ledger was last written, which changes with every commit. It spares callers to read unchanged
-    /// leases again. `None` when it cannot be told.
+    /// Modification time of the ledger, which changes with every commit, so callers can skip reading unchanged leases.
+    /// `None` if it is unknown.
     pub fn last_change(&self) -> Option<SystemTime> {
         fs::metadata(self.ledger.path()).and_then(|metadata| metadata.modified()).ok()
     }
@@ -366,7 +365,7 @@ impl Store {
         Ok(self.ledger.read()?.entries()?.into_iter().map(|entry| entry.lease).collect())
     }
 
-    /// The lease of one container.
+    /// Returns the lease of one container.
     ///
     /// # Errors
     /// When the store fails.
@@ -382,7 +381,7 @@ impl Store {
         Ok(self.ledger.read()?.lease(id)?.is_some())
     }
 
-    /// The leases of all containers with this id, whatever their runtime roots.
+    /// Returns the leases of all containers with this id, below any runtime root.
     ///
     /// # Errors
     /// When the store fails.
@@ -391,7 +390,7 @@ impl Store {
         Ok(self.leases()?.into_iter().filter_map(asked).collect())
     }
 
-    /// The last leases that ended, newest first.
+    /// Returns the recently ended leases, newest first.
     pub fn history(&self) -> Vec<PastLease> {
         ended::list(self.ledger.state())
     }
@@ -404,8 +403,8 @@ impl Store {
         self.ledger.read()?.loads()
     }
 
-    /// As [`Store::loads`], without the leases whose containers are all gone: the next creation that needs
-    /// their room sweeps them.
+    /// Like [`Store::loads`], without the leases whose containers are all gone: the next creation that needs their
+    /// room sweeps them.
     ///
     /// # Errors
     /// When the store fails.
@@ -420,7 +419,7 @@ impl Store {
         reason: ReleaseReason,
         wanted: impl Fn(&Lease) -> bool,
     ) -> Result<Release, StoreError> {
-        // Usually another way of giving back was faster. To see that needs no turn.
+        // Usually another release was faster. Checking that needs no turn.
         if self.lease(key)?.filter(&wanted).is_none() {
             return Ok(Release::Nothing);
         }
@@ -433,7 +432,7 @@ impl Store {
         Ok(swept.first().map_or(Release::Nothing, |swept| swept.left))
     }
 
-    /// Writes a ledger from which containers were taken out, and notes the leases that ended.
+    /// Commits a ledger from which containers were removed, and records the leases that ended.
     fn settle_releases(
         &self,
         writing: Writing,
@@ -459,8 +458,8 @@ impl Store {
 }
 
 impl Page {
-    /// Takes the container `key` out of its lease. Returns the lease as the container held it, and what the
-    /// history keeps of it if it ended.
+    /// Removes the container `key` from its lease. Returns the lease from the container's view, and the history record
+    /// if the lease ended.
     fn take_out(
         &mut self,
         key: &LeaseKey,
@@ -478,12 +477,12 @@ impl Page {
         Ok(Some((lease, Some(past))))
     }
 
-    /// The lease that a container holds, with that container as its member.
+    /// Returns the lease of a container, with that container as its member.
     fn asked_by(&mut self, key: &LeaseKey) -> Result<Option<Lease>, StoreError> {
         Ok(self.of(key)?.and_then(|entry| entry.lease.clone().asked_by(|other| other == key)))
     }
 
-    /// Sum of the host memory of all leases.
+    /// Sums the host memory of all leases.
     fn host_memory(&self) -> Result<DeviceMemory, StoreError> {
         self.held().try_fold(DeviceMemory::ZERO, |sum, held| Ok(sum.saturating_add(held?.host_memory)))
     }
@@ -508,7 +507,7 @@ fn sum(held: impl IntoIterator<Item = Held>) -> Loads {
     loads
 }
 
-/// A share that the store holds as reserved. Drop gives it back; after a successful execve there is no drop.
+/// A reserved share. Dropping it releases the share; after a successful execve, drop does not run.
 #[must_use = "dropping a reservation gives the share back"]
 #[derive(Debug)]
 pub struct Reservation<'store> {
@@ -517,7 +516,7 @@ pub struct Reservation<'store> {
 }
 
 impl Reservation<'_> {
-    /// What was granted.
+    /// The granted lease.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
@@ -527,11 +526,10 @@ impl Reservation<'_> {
         self.store
     }
 
-    /// Makes `init`, the container's first process, the holder. The lease then stands until it is released.
+    /// Makes `init`, the container's first process, the holder. The lease then lasts until it is released.
     ///
     /// # Errors
-    /// When the store fails, or when somebody released the reservation meanwhile. The share is given back
-    /// then.
+    /// When the store fails, or the reservation was released meanwhile. The share is then released.
     pub fn hand_over(self, init: &Holder) -> Result<(), ReserveError> {
         if !self.store.activate(self.lease.id, &self.lease.member.key, init)? {
             return Err(ReserveError::Lost(self.lease.member.key.clone()));

@@ -1,7 +1,7 @@
-//! The turn to write: one process at a time, first come first served.
+//! The turn to write: one process at a time, first come, first served.
 //!
-//! The kernel keeps the waiters for a file lock in a queue and wakes one (Linux 5.0 and later). The lock goes
-//! with the process that holds it.
+//! The kernel queues the waiters for a file lock and wakes one at a time (Linux 5.0 and later). It releases the lock
+//! when the process that holds it ends.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -14,12 +14,12 @@ use crate::alarm::Alarm;
 use crate::error::StoreError;
 use crate::lock_holder::{self, open, sign};
 
-/// How long a process waits for the others. An engine's `inspect` hangs as long as its `create` waits here.
+/// How long a process waits for others. An engine's `inspect` hangs while its `create` waits here.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Pause between two tries of a process that cannot wait in the queue.
+/// Pause between two attempts of a process that cannot wait in the queue.
 const NAP: Duration = Duration::from_millis(2);
 
-/// This process's turn; ends on drop.
+/// This process's turn; it ends on drop.
 #[derive(Debug)]
 pub(crate) struct Turn {
     _lock: File,
@@ -29,7 +29,7 @@ impl Turn {
     /// Waits for the turn to write in the state folder `state`.
     ///
     /// # Errors
-    /// When others took longer than the deadline, or the lock file cannot be opened.
+    /// When others hold it past the deadline, or the lock file cannot be opened.
     pub fn take(state: &Path) -> Result<Self, StoreError> {
         let io = |source| StoreError::io(&lock_holder::path(state), source);
         loop {
@@ -40,7 +40,7 @@ impl Turn {
                 Err(TryLockError::Error(source)) => return Err(io(source)),
             };
             let lock = taken.ok_or_else(|| StoreError::busy(state))?;
-            // Somebody may have deleted the file meanwhile: the next process would lock another one.
+            // The file may have been deleted meanwhile: the next process would lock another one.
             if is_at(&lock, &lock_holder::path(state)).map_err(io)? {
                 sign(&lock);
                 return Ok(Self { _lock: lock });
@@ -59,26 +59,25 @@ pub(crate) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Waits in the kernel's queue; `None` when others held the lock until the deadline.
+/// Waits in the kernel's queue; `None` if others held the lock until the deadline.
 fn wait(file: File) -> io::Result<Option<File>> {
     let until = Instant::now() + DEADLINE;
-    // No timer could be made: this process cannot wait in the queue, which has no deadline of its own.
+    // Without a timer we cannot wait in the queue: it has no deadline of its own.
     let Ok(_alarm) = Alarm::set(DEADLINE) else { return lock_without_queue(file) };
     loop {
         match file.lock() {
             Ok(()) => return Ok(Some(file)),
             Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
             Err(_) if Instant::now() >= until => return Ok(None),
-            Err(_) => {} // by another signal
+            Err(_) => {} // interrupted by another signal
         }
     }
 }
 
-/// Locks `file`, and returns it once it is locked; `None` where others held the lock for as long as the
-/// queue's deadline.
+/// Locks `file` and returns it once it is locked; `None` if others held the lock until the queue's deadline.
 ///
 /// # Errors
-/// When it cannot be locked.
+/// When locking fails.
 pub fn lock_without_queue(file: File) -> io::Result<Option<File>> {
     let until = Instant::now() + DEADLINE;
     loop {

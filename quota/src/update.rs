@@ -1,4 +1,4 @@
-//! Computes what a living lease becomes under new figures. Pure functions, without I/O.
+//! Computes the new state of a living lease from changed figures. Pure functions, without I/O.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::place::{
     Admission, GpuLoad, Refusal, Runs, is_before_others, latency_misfit, reserve_misfit, resize,
 };
 
-/// A share of a GPU's compute, or none that is limited.
+/// A share of a GPU's compute, or no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compute {
-    /// At most this, and nobody else gets it.
+    /// At most this much, reserved for this lease.
     AtMost(Cores),
-    /// No limit, and nothing of the GPU's compute is taken.
+    /// No limit, and no compute of the GPU is reserved.
     Unlimited,
 }
 
@@ -26,7 +26,7 @@ impl From<Option<Cores>> for Compute {
 }
 
 impl Compute {
-    /// As a grant has it: `None` is no limit.
+    /// Converts to the form in a grant: `None` means no limit.
     pub(crate) fn cores(self) -> Option<Cores> {
         match self {
             Self::AtMost(cores) => Some(cores),
@@ -35,31 +35,31 @@ impl Compute {
     }
 }
 
-/// What is to change of a lease; what is `None` stays as it is.
+/// Changes to a lease; `None` leaves a value unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// Memory on each GPU, or on the one named.
     pub memory: Option<MemoryRequest>,
     /// Compute on each GPU, or on the one named.
     pub cores: Option<Compute>,
-    /// How the compute share is held, on all GPUs.
+    /// How the compute share is enforced, on all GPUs.
     pub compute_policy: Option<ComputePolicy>,
     /// 0 (low) to 9, on all GPUs.
     pub priority: Option<Priority>,
-    /// The one GPU whose memory and compute change.
+    /// The only GPU whose memory and compute change.
     pub gpu: Option<GpuUuid>,
-    /// The annotations by which it is asked for, to be kept as [`Lease::restated`].
+    /// The annotations that requested the change, for [`Lease::restated`].
     pub restated: Option<BTreeMap<String, String>>,
-    /// What a restarted container asks for then, as [`crate::words`] has it, where containers of a pod share
-    /// the lease.
+    /// The request of a restarted container after the change, in the form of [`crate::words`], if containers of a pod
+    /// share the lease.
     pub pod_request: Option<String>,
 }
 
-/// The lease after these changes, one after the other, if the node has room for what grows. `load` is what
-/// all leases, this one included, hold of a GPU.
+/// Applies the changes to the lease in order, if the node has room for the growth. `load` is the sum of all leases on
+/// a GPU, including this one.
 ///
 /// # Errors
-/// As for a new lease: the refusal says what is asked for and what is free beside the others.
+/// The same as for a new lease: the refusal names the requested amount and the amount that other leases leave free.
 pub(crate) fn changed(
     lease: &Lease,
     changes: &[Change],
@@ -70,7 +70,7 @@ pub(crate) fn changed(
     let stated = changes.iter().rev().find_map(|one| one.compute_policy);
     let policy = stated.unwrap_or(lease.compute_policy);
     let is_before = is_before_others(lease.enforcement, policy);
-    // A claim's lease keeps what was asked for, however its containers are held.
+    // A claim's lease keeps the requested policy, regardless of how its containers are enforced.
     if stated == Some(ComputePolicy::Latency) && !is_before {
         return Err(Refusal::LatencyWithoutSupervisor);
     }
@@ -116,7 +116,7 @@ pub(crate) fn changed(
     })
 }
 
-/// What each line granted at most, where these grants are less than that.
+/// Returns the peak memory of each grant, where the new grant is smaller than that.
 fn shrunk_from(lease: &Lease, grants: &[Grant]) -> Vec<DeviceMemory> {
     let most = |line: usize, now: &Grant| {
         let before = lease.grants.get(line).map_or(DeviceMemory::ZERO, |old| old.memory);
@@ -127,8 +127,8 @@ fn shrunk_from(lease: &Lease, grants: &[Grant]) -> Vec<DeviceMemory> {
     if all.iter().all(|most| *most == DeviceMemory::ZERO) { Vec::new() } else { all }
 }
 
-/// The lease that grants no more than either of two states of one lease. It may stand in the container's file
-/// while the store has one state or the other.
+/// Returns a lease that grants no more than either of two states of one lease. It is safe in the container's file
+/// while the store has either state.
 pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
     let narrow = |(a, b): (&Grant, &Grant)| Grant {
         gpu: a.gpu,
@@ -148,7 +148,7 @@ pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
     }
 }
 
-/// The compute that a grant limits a container to; `None` is no limit.
+/// The compute limit of a grant; `None` means no limit.
 fn cores(lease: &Lease, grant: &Grant) -> Option<Cores> {
     grant.cores.filter(|_| lease.compute_policy != ComputePolicy::None)
 }
@@ -196,8 +196,8 @@ mod tests {
         }
     }
 
-    /// Changes a lease of 20 GiB and 30 % on each of two GPUs of 80 GiB. Other leases hold `others`, GiB and
-    /// percent, of the first GPU.
+    /// Changes a lease of 20 GiB and 30 % on each of two GPUs of 80 GiB. Other leases have `others`, in GiB and
+    /// percent, on the first GPU.
     fn outcome(changes: &[Change], others: (u64, u64)) -> Result<Vec<(u64, Option<u8>)>, String> {
         let load = |uuid| {
             let others = if uuid == gpu(0, 80).uuid { others } else { (0, 0) };
@@ -262,7 +262,7 @@ mod tests {
             (scheduled(ComputePolicy::Burst), policy(ComputePolicy::Fixed), (66, 1), false),
             (scheduled(ComputePolicy::Burst), policy(ComputePolicy::Fixed), (66, 0), true),
         ] {
-            // The load of all leases, this one included.
+            // The load of all leases, including this one.
             let load = |_| {
                 let mut all = GpuLoad { windows, between, cores: windows, leases: 1, ..GpuLoad::default() };
                 all.add(&lease.grants[0], lease.enforcement, lease.compute_policy);
@@ -294,7 +294,7 @@ mod tests {
             assert_eq!(told.is_some(), want.is_some(), "{enforcement:?}, {latency}: {told:?}");
             assert!(want.is_none_or(|want| told.unwrap_or_default().contains(want)));
         }
-        // The one that is there may stay it, and be made larger.
+        // A lease that already has the latency policy may keep it and grow.
         let lease =
             Lease { enforcement: Enforcement::Scheduled, ..lease(20, Some(30), ComputePolicy::Latency) };
         let load = |_| {
@@ -317,7 +317,7 @@ mod tests {
         let both = [of(0, "50GiB", 10), of(1, "5GiB", 90)];
         assert_eq!(outcome(&both, (30, 0)).as_deref(), Ok(&[(50, Some(10)), (5, Some(90))][..]));
         assert!(outcome(&both, (31, 0)).is_err(), "none of them without the other");
-        // A later one of a GPU counts, and the lease's own share never counts against it.
+        // A later change of the same GPU wins, and the lease's own share never counts against it.
         let again = [of(0, "60GiB", 60), of(0, "50GiB", 70)];
         assert_eq!(outcome(&again, (20, 30)).as_deref(), Ok(&[(50, Some(70)), (20, Some(30))][..]));
     }

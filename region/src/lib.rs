@@ -1,9 +1,9 @@
 //! The two files that the host and one container share.
 //!
-//! `limits` is written by the host and mapped read-only by the interception libraries; `usage` is written by
-//! the processes of the container and read by the host as hostile input. This crate owns their layout,
-//! versions and sizes, the fixed paths inside the container, and the host's reader. It does no system call:
-//! opening, mapping, locking and waiting belong to the two sides.
+//! `limits` is written by the host and mapped read-only by the interception libraries; `usage` is written by the
+//! processes of the container, and the host reads it as hostile input. This crate defines their layout, versions and
+//! sizes, the fixed paths inside the container, and the host's reader. It makes no system calls: opening, mapping,
+//! locking and waiting belong to the two sides.
 
 #![no_std]
 
@@ -24,5 +24,5 @@ pub use usage::{
     empty_usage_header, lock_byte, processes, read_usage, read_usage_of, usage_length,
 };
 
-/// How many GPUs one container can hold a share of.
+/// Maximum number of GPUs of which one container can have a share.
 pub const MAX_DEVICES: usize = 16;

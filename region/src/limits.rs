@@ -1,9 +1,9 @@
-//! The `limits` file: what the host grants. The host writes the whole file before the container starts, and
-//! may later change lines in place. Every field that a library reads by itself is one aligned word, so a
-//! single load is never torn. A reader that needs several fields together reads `sequence` before and after
-//! them (odd: a write is in progress).
+//! The `limits` file: the host's grants. The host writes the whole file before the container starts, and may later
+//! change lines in place. Every field that a library reads by itself is one aligned word, so a single load is never
+//! torn. A reader that needs several fields together reads `sequence` before and after them (odd: a write is in
+//! progress).
 //!
-//! The host's measurements follow the grants: the GPU time of the container's processes by the driver's own
+//! The host's measurements follow the grants: the GPU time of the container's processes from the driver's own
 //! sampling, which no process inside the container can reliably see. Without a meter they are all zero.
 
 mod context;
@@ -20,7 +20,7 @@ use crate::MAX_DEVICES;
 
 /// First eight bytes of the file.
 const MAGIC: [u8; 8] = *b"GPUSHLIM";
-/// Layout version of the file; a library refuses any other.
+/// Layout version of the file; a library rejects any other.
 pub const LIMITS_VERSION: u32 = 2;
 /// Size of the file in bytes.
 pub const LIMITS_LEN: usize = size_of::<LimitsFile>();
@@ -33,9 +33,9 @@ const LINE_LEN: usize = size_of::<LimitLine>();
 pub struct LimitsFile {
     /// Magic number, layout version, size and counts.
     pub header: LimitsHeader,
-    /// One line per GPU; the first `header.devices` of them count.
+    /// One line per GPU; only the first `header.devices` lines are used.
     pub devices: [LimitLine; MAX_DEVICES],
-    /// What the host's meter measured, by the same lines.
+    /// The measurements of the host's meter, in the same order.
     pub measured: [Measured; MAX_DEVICES],
 }
 
@@ -47,14 +47,14 @@ pub struct LimitsHeader {
     size: AtomicU32,
     /// Odd while the host writes; a change of value means that lines may have changed.
     pub sequence: AtomicU32,
-    /// How many lines of `devices` are granted.
+    /// Number of granted lines in `devices`.
     pub devices: AtomicU32,
-    /// How many of these lines limit compute. While it is 0, a launch looks at nothing else.
+    /// Number of these lines that limit compute. While it is 0, a launch checks nothing else.
     pub compute_limited: AtomicU32,
-    /// 1 + the line of `devices` that limits host memory, which is no GPU's and comes after those granted; 0:
-    /// nothing may spill into it.
+    /// 1 + the line of `devices` that limits host memory, which comes after the granted GPUs; 0: host memory may not
+    /// be used.
     host_line: AtomicU32,
-    /// 1: a supervisor outside of the container holds its memory.
+    /// 1: a supervisor outside of the container enforces its memory limit.
     supervised: AtomicU32,
     reserved: [AtomicU32; 7],
 }
@@ -63,10 +63,10 @@ pub struct LimitsHeader {
 #[derive(Default)]
 #[repr(C, align(64))]
 pub struct LimitLine {
-    /// The GPU's UUID as the driver gives it, in four words of the machine's byte order.
+    /// The GPU's UUID from the driver, in four words of the machine's byte order.
     uuid: [AtomicU32; 4],
-    /// Device memory in bytes that the container may hold now. The host never grants 0; a library reads 0 as
-    /// "nothing is granted".
+    /// Device memory in bytes that the container may use now. The host never grants 0; a library reads 0 as "nothing
+    /// is granted".
     pub memory_bytes: AtomicU64,
     /// Share of compute in percent, 1 to 100.
     pub cores_percent: AtomicU32,
@@ -74,23 +74,23 @@ pub struct LimitLine {
     pub policy: AtomicU32,
     /// 0 (low) to 9.
     pub priority: AtomicU32,
-    /// The most compute that `burst` may use on an idle GPU, in percent.
+    /// Upper bound on the compute that `burst` may use on an idle GPU, in percent.
     pub ceiling_percent: AtomicU32,
-    /// The most that `memory_bytes` may grow to while the container runs; 0: it does not grow.
+    /// Upper bound to which `memory_bytes` may grow while the container runs; 0: it does not grow.
     pub most_bytes: AtomicU64,
-    /// What a process's contexts are charged as before anything is loaded, in MiB; 0: the host does not say. This word
-    /// and the next two are the host's figures and no part of the grant.
+    /// The charge for a process's contexts before anything is loaded, in MiB; 0: not set by the host. This word and
+    /// the next two are the host's figures, not part of the grant.
     context_mebibytes: AtomicU32,
-    /// What they are charged as in all, in MiB.
+    /// Their total charge, in MiB.
     context_most_mebibytes: AtomicU32,
-    /// What they really take, as [`Overhead`] has it: the time of the look in the upper half, the part in the
-    /// lower. Where a supervisor holds the memory: bytes that it has charged.
+    /// Their real use, encoded as an [`Overhead`]: the time of the measurement in the upper half, the fraction in the
+    /// lower. If a supervisor enforces the memory limit: the bytes that it has charged.
     overhead: AtomicU64,
 }
 
 const _: () = assert!(HEADER_LEN == 64);
 const _: () = assert!(LINE_LEN == 64);
-/// The part of a line that is the grant.
+/// The part of a line with the grant.
 const GRANT_LEN: usize = core::mem::offset_of!(LimitLine, context_mebibytes);
 const _: () = assert!(LIMITS_LEN == 64 + 2 * 64 * MAX_DEVICES);
 
@@ -99,16 +99,16 @@ const _: () = assert!(LIMITS_LEN == 64 + 2 * 64 * MAX_DEVICES);
 pub enum ComputePolicy {
     /// The limit holds even while the GPU is otherwise idle.
     Fixed,
-    /// The limit holds while others want the GPU.
+    /// The limit applies while other containers want the GPU.
     Burst,
     /// No compute limit.
     None,
-    /// MPS holds it, by the thread percentage of each client.
+    /// MPS enforces it, by the thread percentage of each client.
     Mps,
 }
 
 impl ComputePolicy {
-    /// The policy that `number` stands for in the file. An unknown number is read as the strictest policy.
+    /// Converts from the number in the file. An unknown number is read as the strictest policy.
     pub const fn from_number(number: u32) -> Self {
         match number {
             0 => Self::None,
@@ -123,7 +123,7 @@ impl ComputePolicy {
         matches!(self, Self::Fixed | Self::Burst)
     }
 
-    /// The number that stands for the policy in the file.
+    /// Converts to the number in the file.
     pub const fn number(self) -> u32 {
         match self {
             Self::None => 0,
@@ -134,10 +134,10 @@ impl ComputePolicy {
     }
 }
 
-/// What the host grants on one GPU.
+/// The host's grant on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLimits {
-    /// The 16 raw bytes that `cuDeviceGetUuid` gives: the text `GPU-xxxxxxxx-…` from left to right.
+    /// The 16 raw bytes from `cuDeviceGetUuid`: the text `GPU-xxxxxxxx-…` from left to right.
     pub uuid: [u8; 16],
     /// Device memory in bytes, above 0.
     pub memory_bytes: u64,
@@ -147,9 +147,9 @@ pub struct DeviceLimits {
     pub policy: ComputePolicy,
     /// 0 (low) to 9.
     pub priority: u32,
-    /// The most compute that `burst` may use, in percent, `cores_percent` to 100.
+    /// Upper bound on the compute that `burst` may use, in percent, `cores_percent` to 100.
     pub ceiling_percent: u32,
-    /// The most that `memory_bytes` may grow to; 0: it does not grow.
+    /// Upper bound to which `memory_bytes` may grow; 0: it does not grow.
     pub most_bytes: u64,
 }
 
@@ -172,11 +172,11 @@ impl core::fmt::Display for TooManyDevices {
 
 impl core::error::Error for TooManyDevices {}
 
-/// The bytes of a limits file that grants `devices`, and `host_bytes` of host memory that may stand in for
-/// theirs. No supervisor holds their memory.
+/// The bytes of a limits file that grants `devices`, and `host_bytes` of host memory that may be used instead of
+/// theirs. No supervisor enforces the memory limit.
 ///
 /// # Errors
-/// [`TooManyDevices`] above [`MAX_DEVICES`], of which host memory takes the place of one.
+/// [`TooManyDevices`] above [`MAX_DEVICES`]; host memory counts as one device.
 pub fn encode_limits(devices: &[DeviceLimits], host_bytes: u64) -> Result<[u8; LIMITS_LEN], TooManyDevices> {
     let count = u32::try_from(devices.len()).map_err(|_| TooManyDevices)?;
     let lines = devices.len() + usize::from(host_bytes > 0);
@@ -208,15 +208,14 @@ pub fn encode_limits(devices: &[DeviceLimits], host_bytes: u64) -> Result<[u8; L
     Ok(file)
 }
 
-/// Says in the bytes of a limits file that a supervisor holds the container's memory.
+/// Marks the container in the bytes of a limits file as supervised: a supervisor enforces its memory limit.
 pub fn set_supervised(file: &mut [u8; LIMITS_LEN]) {
     put(file, SUPERVISED, &1u32.to_ne_bytes());
 }
 
 const SUPERVISED: usize = core::mem::offset_of!(LimitsHeader, supervised);
 
-/// Offset of the word with the bytes that a supervisor has charged on the GPU of line `line`, of which there
-/// must be one.
+/// Offset of the word with the bytes that a supervisor has charged on the GPU of line `line`, which must exist.
 pub const fn charged_at(line: usize) -> usize {
     HEADER_LEN + line * LINE_LEN + core::mem::offset_of!(LimitLine, overhead)
 }
@@ -231,7 +230,7 @@ fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
 }
 
 impl LimitsFile {
-    /// Whether this is a limits file of the layout compiled here.
+    /// Whether this is a limits file with the layout compiled here.
     pub fn is_known(&self) -> bool {
         use core::sync::atomic::Ordering::Relaxed;
         let [a, b] = [0, 1].map(|word: usize| self.header.magic[word].load(Relaxed).to_ne_bytes());
@@ -248,15 +247,15 @@ impl LimitsFile {
         a == MAGIC[..4] && b == MAGIC[4..] && self.header.version.load(Relaxed) != LIMITS_VERSION
     }
 
-    /// Bytes that a supervisor has charged on the GPU of line `device`; `None` where none holds the
-    /// container's memory.
+    /// Bytes that a supervisor has charged on the GPU of line `device`; `None` if no supervisor enforces the
+    /// container's memory limit.
     #[inline]
     pub fn charged(&self, device: usize) -> Option<u64> {
         use core::sync::atomic::Ordering::{Acquire, Relaxed};
         if self.header.supervised.load(Relaxed) != 1 {
             return None;
         }
-        // The line of host memory is no supervisor's.
+        // The supervisor does not charge the line of host memory.
         Some(self.granted().get(device)?.overhead.load(Acquire))
     }
 
@@ -267,19 +266,19 @@ impl LimitsFile {
         self.devices.get(..count).unwrap_or(&[])
     }
 
-    /// The line of the GPU `uuid`; `None` when nothing is granted on it.
+    /// The line of the GPU `uuid`; `None` if nothing is granted on it.
     pub fn device(&self, uuid: &[u8; 16]) -> Option<usize> {
         self.granted().iter().position(|line| line.uuid() == *uuid)
     }
 
-    /// The line that limits host memory, by which use of it is booked; `None`: nothing may spill.
+    /// The line that limits host memory, under which its use is recorded; `None` if host memory may not be used.
     pub fn host_line(&self) -> Option<usize> {
         let line = self.header.host_line.load(core::sync::atomic::Ordering::Relaxed).checked_sub(1)?;
         usize::try_from(line).ok().filter(|line| *line < MAX_DEVICES)
     }
 
-    /// The memory limit of line `device` in bytes; 0 when there is no such line. It is read after all that
-    /// this thread did before, as the host reads what is held after it lowered the limit.
+    /// The memory limit of line `device` in bytes; 0 if there is no such line. The load is ordered after everything
+    /// that this thread did before, just as the host reads the usage after it lowered the limit.
     pub fn memory(&self, device: usize) -> u64 {
         match self.devices.get(device) {
             Some(line) => line.memory_bytes.load(core::sync::atomic::Ordering::SeqCst),
@@ -287,7 +286,7 @@ impl LimitsFile {
         }
     }
 
-    /// What the memory limit of line `device` may grow to, in bytes; the limit itself where it does not grow.
+    /// The limit to which the memory of line `device` may grow, in bytes; the current limit if it does not grow.
     pub fn most_memory(&self, device: usize) -> u64 {
         use core::sync::atomic::Ordering::Relaxed;
         let most = self.devices.get(device).map_or(0, |line| line.most_bytes.load(Relaxed));

@@ -1,13 +1,13 @@
-//! Reads what a container says about its share: how far its compute was held back, and whether it wishes for
-//! more memory. The host shows it, and takes it as a hint which container wants more.
+//! Reads a container's own reports about its share: how long its compute was delayed, and whether it wants more
+//! memory. The host displays them, and uses them as a hint as to which container wants more.
 
 use core::mem::offset_of;
 
 use crate::MAX_DEVICES;
 use crate::usage::{Bucket, Damaged, USAGE_HEADER_LEN, UsageHeader, Wish, check_header, long};
 
-/// Reads for how long launches were held back, in nanoseconds, summed over all threads, out of the header of a
-/// usage file, by line of the limits file. The container can write any number here.
+/// Reads how long launches were delayed, in nanoseconds, summed over all threads, from the header of a usage file, by
+/// line of the limits file. The container can write any number here.
 ///
 /// # Errors
 /// [`Damaged`] when the bytes are fewer than a header, or the header is not that of this layout.
@@ -20,11 +20,11 @@ pub fn read_throttled(bytes: &[u8]) -> Result<[u64; MAX_DEVICES], Damaged> {
     }))
 }
 
-/// Reads the wishes for higher memory limits out of the header of a usage file, by line of the limits file:
-/// number and bytes. The container can write any number here.
+/// Reads the requests for higher memory limits from the header of a usage file, by line of the limits file: number and
+/// bytes. The container can write any number here.
 ///
 /// # Errors
-/// As [`read_throttled`].
+/// The same as for [`read_throttled`].
 pub fn read_wishes(bytes: &[u8]) -> Result<[(u32, u64); MAX_DEVICES], Damaged> {
     let header = bytes.get(..USAGE_HEADER_LEN).ok_or(Damaged)?;
     check_header(header)?;

@@ -1,7 +1,6 @@
-//! The `usage` file: what the container's processes hold. It has a fixed slot per process, which never moves.
-//! Whoever needs the sum over the live slots computes it; it is stored nowhere. A process owns its slot while
-//! it holds a POSIX record lock on the slot's [`lock_byte`]. The tenant can write every byte, so
-//! [`read_usage`] trusts none.
+//! The `usage` file: the resources that the container's processes use. It has a fixed slot per process, which never
+//! moves. Readers compute the sum over the live slots; it is not stored. A process owns its slot while it holds a
+//! POSIX record lock on the slot's [`lock_byte`]. The tenant can write every byte, so [`read_usage`] trusts none.
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -11,7 +10,7 @@ use crate::MAX_DEVICES;
 const MAGIC: [u8; 8] = *b"GPUSHUSE";
 /// Words of a device that libraries of earlier versions use.
 const RESERVED: usize = 544;
-/// Layout version of the file; a library refuses any other.
+/// Layout version of the file; a library rejects any other.
 pub const USAGE_VERSION: u32 = 2;
 /// How many processes of one container can hold device memory at a time.
 pub const SLOTS: usize = 256;
@@ -19,23 +18,23 @@ pub const SLOTS: usize = 256;
 pub const USAGE_LEN: usize = size_of::<UsageFile>();
 /// Size of the header in bytes.
 pub const USAGE_HEADER_LEN: usize = size_of::<UsageHeader>();
-/// `Identity::state` of a slot that counts.
+/// `Identity::state` of a slot in use.
 pub const SLOT_LIVE: u32 = 1;
-/// `Identity::state` of a slot that does not count, whatever its counters say.
+/// `Identity::state` of a free slot; its counters are ignored.
 pub const SLOT_FREE: u32 = 0;
-/// The holder part of the lock word when nobody holds the lock.
+/// The holder part of the lock word when the lock is free.
 pub const NO_HOLDER: u32 = 0;
 
 /// The mapped file.
 #[repr(C, align(64))]
 pub struct UsageFile {
-    /// Magic number, layout version and size, and what all processes share.
+    /// Magic number, layout version and size, and data that all processes share.
     pub header: UsageHeader,
-    /// Who owns each slot.
+    /// The owner of each slot.
     pub owners: [Identity; SLOTS],
-    /// What each slot holds, by device and then by slot: a sum over slots reads neighbouring lines.
+    /// The usage of each slot, by device and then by slot: a sum over slots reads neighbouring lines.
     pub lines: [[DeviceLine; SLOTS]; MAX_DEVICES],
-    /// Of libraries of earlier versions.
+    /// Used by libraries of earlier versions.
     reserved: [[AtomicU64; RESERVED]; MAX_DEVICES],
 }
 
@@ -51,44 +50,45 @@ pub struct UsageHeader {
     /// The slow path's futex: holder (slot + 1, 9 bits), waiters (bit 9), generation (22 bits).
     pub lock: AtomicU32,
     lock_line: [AtomicU32; 15],
-    /// One bit per slot that counts.
+    /// One bit per slot in use.
     pub live: [AtomicU64; SLOTS / 64],
     live_line: [AtomicU64; 4],
     /// Allocations refused because of the limit.
     pub refused: AtomicU64,
     /// Processes that found no free slot.
     pub no_slot: AtomicU64,
-    /// Allocation- or launch-like driver functions that were asked for and are not ours.
+    /// Requested driver functions that look like allocations or launches and are not intercepted.
     pub unhooked: AtomicU64,
     /// Times the lock was taken from a dead holder.
     pub stolen: AtomicU64,
-    /// Slots of dead processes given back.
+    /// Slots of dead processes that were reclaimed.
     pub reclaimed: AtomicU64,
     counter_line: [AtomicU64; 3],
-    /// One byte per slot, which is only ever locked and never read.
+    /// One byte per slot, which is only locked, never read.
     lock_bytes: [AtomicU64; SLOTS / 8],
     /// The compute share of each device.
     pub buckets: [Bucket; MAX_DEVICES],
-    /// What the container wishes that its memory limit on each device were.
+    /// The memory limits that the container would like on each device.
     pub wishes: [Wish; MAX_DEVICES],
-    /// When an allocation first waited for a sign of the meter, as monotonic time in nanoseconds; 0: none has.
+    /// The time at which an allocation first waited for the meter, as monotonic time in nanoseconds; 0: none has
+    /// waited.
     pub first_wait: AtomicU64,
     reserved: [AtomicU64; 287],
 }
 
-/// A wish for a higher memory limit. The meter reads it, and answers with its number
-/// ([`Measured::answered`](crate::Measured)). The number stands before the bytes and is written after them: a
-/// reader that meets a writer takes new bytes for those of the earlier number, and looks again.
+/// A request for a higher memory limit. The meter reads it, and answers with its number
+/// ([`Measured::answered`](crate::Measured)). The number stands before the bytes and is written after them: a reader
+/// that runs during a write may combine new bytes with the earlier number, and reads again later.
 #[derive(Default)]
 #[repr(C)]
 pub struct Wish {
-    /// How many wishes there were, of which the low 32 bits count.
+    /// Number of requests so far; only the low 32 bits count.
     pub number: AtomicU64,
-    /// The limit that is wished for, in bytes.
+    /// The requested limit, in bytes.
     pub bytes: AtomicU64,
 }
 
-/// The compute share that all processes of the container draw on.
+/// The compute share that all processes of the container use together.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub struct Bucket {
@@ -97,38 +97,37 @@ pub struct Bucket {
     /// Monotonic time of the last refill in nanoseconds.
     pub refilled: AtomicU64,
     before: [AtomicU64; 3],
-    /// How long launches were held back, in nanoseconds, summed over all threads.
+    /// How long launches were delayed, in nanoseconds, summed over all threads.
     pub throttled: AtomicU64,
     after: [AtomicU64; 2],
 }
 
-/// Who owns a slot.
+/// The owner of a slot.
 #[repr(C, align(64))]
 pub struct Identity {
     /// [`SLOT_LIVE`] or [`SLOT_FREE`].
     pub state: AtomicU32,
-    /// The process id, in the pid namespace that `pid_namespace` names. It is only a label: the host never
-    /// sends it a signal and never looks it up.
+    /// The process id, in the pid namespace `pid_namespace`. It is only a label: the host never signals it and never
+    /// looks it up.
     pub pid: AtomicU32,
     /// Start time in clock ticks after boot, field 22 of `/proc/PID/stat`; 0 when it could not be read.
     pub start_time: AtomicU64,
     /// Inode of the owner's pid namespace; 0 when it could not be read.
     pub pid_namespace: AtomicU64,
-    /// Where the owner's stack starts, which `exec` changes. Processes of the container alone compare it.
+    /// Start address of the owner's stack, which changes with `exec`. Only processes of the container compare it.
     pub image: AtomicU64,
-    /// How often the slot has been claimed.
+    /// Number of times the slot has been claimed.
     pub generation: AtomicU64,
-    /// Addresses at which the owner has mapped `limits`, and from where to where the driver's library; 0:
-    /// unknown.
+    /// Address at which the owner has mapped `limits`, and start and end of the driver's library; 0: unknown.
     pub mapped: [AtomicU64; 3],
 }
 
-/// What one process holds on one device.
+/// The usage of one process on one device.
 #[repr(C, align(64))]
 pub struct DeviceLine {
     /// Charged device memory in bytes.
     pub bytes: AtomicU64,
-    /// Part of `bytes` that stands for contexts rather than for allocations.
+    /// Part of `bytes` that is charged for contexts, not for allocations.
     pub context_bytes: AtomicU64,
     /// Kernel launches.
     pub launches: AtomicU64,
@@ -162,13 +161,13 @@ const SLOTS_WORD: u32 = SLOTS as u32;
 #[expect(clippy::cast_possible_truncation, reason = "a constant of 16")]
 const DEVICES_WORD: u32 = MAX_DEVICES as u32;
 
-/// Offset in the file of the byte whose record lock says that `slot` has an owner. The host can ask the
-/// kernel for the owner's pid (`F_GETLK`).
+/// Offset in the file of the byte whose record lock marks `slot` as owned. The host can query the owner's pid from the
+/// kernel (`F_GETLK`).
 pub const fn lock_byte(slot: usize) -> u64 {
     (LOCK_BYTES + slot) as u64
 }
 
-/// The first page of a usage file in which nobody holds anything.
+/// The first page of an empty usage file.
 pub fn empty_usage_header() -> [u8; USAGE_HEADER_LEN] {
     let mut page = [0; USAGE_HEADER_LEN];
     for (at, bytes) in [
@@ -186,7 +185,7 @@ pub fn empty_usage_header() -> [u8; USAGE_HEADER_LEN] {
 }
 
 impl UsageFile {
-    /// Whether this is a usage file of the layout compiled here.
+    /// Whether this is a usage file with the layout compiled here.
     pub fn is_known(&self) -> bool {
         use core::sync::atomic::Ordering::Relaxed;
         let header = &self.header;
@@ -202,14 +201,14 @@ impl UsageFile {
         self.lines.get(device)?.get(slot)
     }
 
-    /// Whether `slot` counts.
+    /// Whether `slot` is in use.
     pub fn is_live(&self, slot: usize) -> bool {
         let word = self.header.live.get(slot / 64);
         word.is_some_and(|word| word.load(core::sync::atomic::Ordering::SeqCst) >> (slot % 64) & 1 == 1)
     }
 }
 
-/// A usage file that cannot be read: it is too short, or its header is not ours.
+/// A usage file that cannot be read: it is too short, or its header is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damaged;
 
@@ -221,12 +220,12 @@ impl core::fmt::Display for Damaged {
 
 impl core::error::Error for Damaged {}
 
-/// What a container, or one of its processes, holds on one device. All sums saturate.
+/// The usage of a container, or of one of its processes, on one device. All sums saturate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceUsage {
     /// Charged device memory in bytes.
     pub bytes: u64,
-    /// Part of `bytes` that stands for contexts.
+    /// Part of `bytes` that is charged for contexts.
     pub context_bytes: u64,
     /// Kernel launches.
     pub launches: u64,
@@ -234,54 +233,54 @@ pub struct DeviceUsage {
     pub gpu_nanoseconds: u64,
 }
 
-/// What a container says it holds.
+/// The usage that a container reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// By line of the limits file.
     pub devices: [DeviceUsage; MAX_DEVICES],
-    /// Processes that hold a slot. [`read_usage`] also counts dead ones whose slots nobody has reclaimed yet.
+    /// Processes that hold a slot. [`read_usage`] includes dead ones whose slots were not reclaimed yet.
     pub processes: u32,
     /// Allocations refused because of the limit.
     pub refused: u64,
     /// Processes that found no free slot.
     pub no_slot: u64,
-    /// Allocation- or launch-like driver functions that were asked for and are not ours.
+    /// Requested driver functions that look like allocations or launches and are not intercepted.
     pub unhooked: u64,
     /// Times the lock was taken from a dead holder.
     pub stolen: u64,
-    /// Slots of dead processes given back.
+    /// Slots of dead processes that were reclaimed.
     pub reclaimed: u64,
 }
 
-/// What one process of a container says about itself.
+/// The usage that one process of a container reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessUsage {
     /// Its slot, 0 to 255; `F_GETLK` on the slot's [`lock_byte`] names the real owner.
     pub slot: usize,
-    /// The process id as the container sees it: for display only.
+    /// The process id in the container: for display only.
     pub pid: u32,
     /// Start time in clock ticks after boot; 0: unknown.
     pub start_time: u64,
     /// Inode of its pid namespace; 0: unknown.
     pub pid_namespace: u64,
-    /// As [`Identity::mapped`].
+    /// See [`Identity::mapped`].
     pub mapped: [u64; 3],
     /// By line of the limits file.
     pub devices: [DeviceUsage; MAX_DEVICES],
 }
 
-/// Reads the first [`USAGE_LEN`] bytes of a usage file; what follows them is ignored.
+/// Reads the first [`USAGE_LEN`] bytes of a usage file; ignores any further bytes.
 ///
 /// # Errors
-/// [`Damaged`] when the bytes are too few or the header is not that of this layout.
+/// [`Damaged`] when there are too few bytes or the header is not of this layout.
 pub fn read_usage(bytes: &[u8]) -> Result<Usage, Damaged> {
     read_usage_of(bytes, |_| true)
 }
 
-/// As [`read_usage`], but counts only the slots of processes for which `lives` returns true.
+/// Like [`read_usage`], but counts only the slots of processes for which `lives` returns true.
 ///
 /// # Errors
-/// As [`read_usage`].
+/// The same as for [`read_usage`].
 pub fn read_usage_of(bytes: &[u8], lives: impl FnMut(&ProcessUsage) -> bool) -> Result<Usage, Damaged> {
     let mut usage = Usage::default();
     for process in processes(bytes)?.filter(lives) {
@@ -302,23 +301,23 @@ pub fn read_usage_of(bytes: &[u8], lives: impl FnMut(&ProcessUsage) -> bool) -> 
     Ok(usage)
 }
 
-/// The processes that hold a slot.
+/// Returns the processes that hold a slot.
 ///
 /// # Errors
-/// As [`read_usage`].
+/// The same as for [`read_usage`].
 pub fn processes(bytes: &[u8]) -> Result<Processes<'_>, Damaged> {
     check_header(bytes)?;
     if bytes.len() >= USAGE_LEN { Ok(Processes { bytes, next: 0 }) } else { Err(Damaged) }
 }
 
-/// How many bytes from the start of the file describe the first `devices` GPUs. The bytes behind them
+/// The length of the part of the file, from its start, that describes the first `devices` GPUs. The bytes after that
 /// describe the others.
 pub const fn usage_length(devices: usize) -> usize {
     let devices = if devices < MAX_DEVICES { devices } else { MAX_DEVICES };
     LINES + devices * SLOTS * size_of::<DeviceLine>()
 }
 
-/// Whether `bytes` begin with the header of this layout.
+/// Whether `bytes` begin with a header of this layout.
 pub(crate) fn check_header(bytes: &[u8]) -> Result<(), Damaged> {
     let known = bytes.get(..8) == Some(&MAGIC)
         && word(bytes, 8) == USAGE_VERSION
@@ -328,7 +327,7 @@ pub(crate) fn check_header(bytes: &[u8]) -> Result<(), Damaged> {
     if known { Ok(()) } else { Err(Damaged) }
 }
 
-/// Iterator over the slots that count.
+/// Iterator over the slots in use.
 #[derive(Clone, Debug)]
 pub struct Processes<'file> {
     bytes: &'file [u8],

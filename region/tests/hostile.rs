@@ -1,5 +1,5 @@
-//! The host's readers over files that a container may have written: random bytes, and correct files with a
-//! few changed bytes. The number of rounds is bounded; `make fuzz` runs longer.
+//! Runs the host's readers on files that a container may have written: random bytes, and correct files with a few
+//! changed bytes. The number of rounds is bounded; `make fuzz` runs longer.
 
 mod properties;
 
@@ -23,7 +23,7 @@ impl Random {
     }
 
     fn fill(&mut self, bytes: &mut [u8]) {
-        // Long runs of one value as well: all set, all clear.
+        // Also generate long runs of one value: all bits set, all clear.
         let word = self.next();
         match word % 4 {
             0 => bytes.fill(0xff),

@@ -1,22 +1,22 @@
-//! Reads the part of the command line that runc, crun and youki all read alike.
+//! Reads the part of the command line that runc, crun and youki all parse alike.
 //!
-//! The runtimes differ in flags after the id, short forms, abbreviations and single dashes. A call that opens
-//! a bundle or ends a container is refused if they could read it differently. Otherwise the wrapper might
-//! check one bundle and the low-level runtime start another. Other calls are passed on unread.
+//! The runtimes differ in flags after the id, short forms, abbreviations and single dashes. A call that opens a bundle
+//! or ends a container is refused if they could parse it differently. Otherwise the wrapper might check one bundle and
+//! the low-level runtime start another. Other calls are passed on unread.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// The flags of the whole program or of one command, in full. A flag that only one runtime knows is listed
-/// too: the other runtimes fail on it.
+/// The flags of the whole program or of one command, in full. Includes flags that only one runtime knows: the other
+/// runtimes fail on them.
 struct Flags {
     /// Flags that take a value.
     values: &'static [&'static str],
     /// Flags that take no value.
     switches: &'static [&'static str],
-    /// True for global flags: the first word that is no flag ends them, and a switch may be written as
+    /// True for global flags: the first word that is not a flag ends them, and a switch may be written as
     /// `--debug=true`.
     before_command: bool,
 }
@@ -83,7 +83,7 @@ const RESTORE: Flags = Flags {
 const DELETE: Flags =
     Flags { values: &[], switches: &["--force", "--regex", "-f", "-r"], before_command: false };
 
-/// Flags of `exec`, up to the container's id: what follows is the program's.
+/// Flags of `exec`, up to the container's id. The words after it belong to the program.
 const EXEC: Flags = Flags {
     values: &[
         "--additional-gids",
@@ -109,7 +109,7 @@ const EXEC: Flags = Flags {
     before_command: true,
 };
 
-/// With one of these a runtime only prints something and exits. `--help=false` is not one of them.
+/// With one of these flags a runtime only prints something and exits. `--help=false` is not one of them.
 const HELP: [&str; 7] = ["--help", "--usage", "--version", "-?", "-V", "-h", "-v"];
 
 const ROOT: [&str; 2] = ["--root", "-r"];
@@ -125,21 +125,20 @@ pub enum Command {
     Restore,
     /// `delete`: the container is removed.
     Delete,
-    /// `exec`: a further process in the container. A call that cannot be read has no id.
+    /// `exec`: a further process in the container. A call that cannot be parsed has no id.
     Exec,
-    /// `checkpoint`: the container is written into files. All words that could be its id are read.
+    /// `checkpoint`: the container is written into files. Collects all words that could be its id.
     Checkpoint,
     /// Every other command, help and unknown words.
     Other,
-    /// One of the first three, written so that runtimes could read it in different ways.
+    /// One of the first three, in a form that runtimes could parse in different ways.
     Unclear(Unclear),
 }
 
 /// Why a call is refused as unclear.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unclear {
-    /// An abbreviation, a long flag with a single dash, a short flag joined with its value, or an unknown
-    /// flag.
+    /// An abbreviation, a long flag with a single dash, a short flag joined with its value, or an unknown flag.
     #[error(
         "runtimes could read {word} in different ways; write each flag in full and by itself, as --flag VALUE"
     )]
@@ -155,7 +154,7 @@ pub enum Unclear {
         /// The flag's name as written.
         flag: String,
     },
-    /// No container id, more than one, or one that is not UTF-8.
+    /// No container id, more than one, or an id that is not UTF-8.
     #[error("the command line names {count} container ids where one is needed; write COMMAND [FLAGS] ID")]
     Ids {
         /// The number of words that are neither flags nor values.
@@ -176,18 +175,18 @@ pub enum Unclear {
     },
 }
 
-/// What the wrapper needs of the command line.
+/// The parts of the command line that the wrapper uses.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Args {
     /// The command that the engine calls.
     pub command: Command,
-    /// Value of `--root`; absolute in a call that is not refused.
+    /// Value of `--root`; absolute unless the call is refused.
     pub root: Option<PathBuf>,
     /// Value of `--log`, the engine's log file.
     pub log: Option<PathBuf>,
     /// Whether `--log-format` is `json`.
     pub log_json: bool,
-    /// Value of `--bundle`, by default the working folder.
+    /// Value of `--bundle`; the working folder by default.
     pub bundle: PathBuf,
     /// Absolute path of crun's `--config`, a file that replaces config.json.
     pub config: Option<PathBuf>,
@@ -200,7 +199,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Reads the words after the program's name.
+    /// Parses the words after the program's name.
     pub fn parse(words: &[OsString]) -> Self {
         let mut global = Line::default();
         let read = global.read(words, &GLOBAL);
@@ -217,8 +216,8 @@ impl Args {
         };
         args.command = match read {
             Ok(()) => args.command(&global).unwrap_or_else(Command::Unclear),
-            // It is not clear where the command begins. If no word is one of the wrapper's commands, it is
-            // another call.
+            // The start of the command is unclear. If none of the words is a command of the wrapper, it is another
+            // call.
             Err(why) if words.iter().any(|word| flags_of(word).is_some()) => Command::Unclear(why),
             Err(_) if words.iter().any(|word| word == "exec") => Command::Exec,
             Err(_) if words.iter().any(|word| word == "checkpoint") => args.checkpoint(words),
@@ -227,7 +226,7 @@ impl Args {
         args
     }
 
-    /// Reads the command after the global flags and fills in its values.
+    /// Parses the command after the global flags and sets its values.
     fn command(&mut self, global: &Line) -> Result<Command, Unclear> {
         let Some((word, words)) = global.others.split_first() else { return Ok(Command::Other) };
         match word.as_bytes() {
@@ -265,8 +264,8 @@ impl Args {
 }
 
 impl Args {
-    /// Reads `exec`. Other than the commands that open a bundle it is never refused: what cannot be read has
-    /// no id.
+    /// Parses `exec`. Unlike the commands that open a bundle, it is never refused: a call that cannot be parsed has no
+    /// id.
     fn exec(&mut self, global: &Line, words: &[OsString]) -> Command {
         let mut line = Line::default();
         let read = line.read(words, &EXEC);
@@ -298,8 +297,8 @@ fn flags_of(word: &OsStr) -> Option<&'static Flags> {
     }
 }
 
-/// The value of `--config` as crun reads it. A relative path starts in the caller's folder, but the default
-/// name `config.json` itself means the bundle's file (`None`).
+/// The value of `--config` as crun reads it. A relative path starts in the caller's folder, but the default name
+/// `config.json` itself means the bundle's file (`None`).
 fn config(path: PathBuf) -> Result<Option<PathBuf>, Unclear> {
     if path.as_os_str() == "config.json" {
         return Ok(None);
@@ -315,12 +314,12 @@ struct Line<'a> {
     flags: Vec<(&'a OsStr, &'a OsStr)>,
     /// Words that are neither flags nor values.
     others: Vec<OsString>,
-    /// Whether a flag of [`HELP`] was read: the runtime would only print.
+    /// Whether a flag of [`HELP`] was found: the runtime would only print.
     help: bool,
 }
 
 impl<'a> Line<'a> {
-    /// Splits `words` into flags and others. What was read before an error remains.
+    /// Splits `words` into flags and others. On an error, keeps the words parsed so far.
     fn read(&mut self, words: &'a [OsString], known: &Flags) -> Result<(), Unclear> {
         let mut words = words.iter();
         while let Some(word) = words.next() {
@@ -361,7 +360,7 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// The value of the last flag that has one of these names.
+    /// The value of the last flag with one of these names.
     fn last(&self, names: &[&str]) -> Option<&'a OsStr> {
         self.place(names).map(|place| self.flags[place].1)
     }
@@ -370,8 +369,8 @@ impl<'a> Line<'a> {
         self.flags.iter().rposition(|(name, _)| names.iter().any(|known| name == known))
     }
 
-    /// The value of the last such flag as a path. An empty path is refused: some runtimes take it for the
-    /// working folder, others for an error.
+    /// The value of the last such flag as a path. An empty path is refused: some runtimes take it for the working
+    /// folder, others for an error.
     fn path(&self, names: &[&str]) -> Result<Option<PathBuf>, Unclear> {
         match self.last(names) {
             Some(value) if value.is_empty() => Err(unclear_value(OsStr::new(names[0]))),

@@ -1,9 +1,9 @@
-//! `delete`: gives back the share of a container that has ended, and lets the low-level runtime delete it.
+//! `delete`: releases the share of a container that has ended, and lets the low-level runtime delete the container.
 //!
-//! The share of a container that has ended is given back first. One that still lives may be ended by the
-//! low-level runtime (`delete --force`), so its share is given back after that. A container that the runtime
-//! does not know is killed first ([`orphan`]). The share of a container that lives on stays: if it were
-//! given back early, it would be granted twice.
+//! The share of a container that has ended is released first. A container that still lives may be ended by the
+//! low-level runtime (`delete --force`), so its share is released after that. A container that the runtime does not
+//! know is killed first ([`orphan`]). The share of a container that lives on stays: if it were released early, it
+//! would be granted twice.
 
 use std::convert::Infallible;
 use std::os::unix::process::ExitStatusExt;
@@ -19,8 +19,8 @@ use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, StateFolder, Store
 use crate::args::Args;
 use crate::{create, exec, orphan};
 
-/// Gives the share back if its holder is proved to have ended, before or after the low-level runtime's work,
-/// and ends as that runtime does. An id that is a path is refused.
+/// Releases the share if its holder is proved to have ended, before or after the low-level runtime's work, and exits
+/// with that runtime's status. Refuses an id that is a path.
 pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     if let Some(id) = args.id.as_deref().filter(|id| leads_elsewhere(id)) {
         bail!("container id {id:?} is a path, and no name of a container");
@@ -29,15 +29,15 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     let share = key.as_ref().and_then(|key| Share::find(key, args, config));
     let runtime = exec::find(config)?;
     let (Some(key), Some(share)) = (key, share) else { return exec::low_level(runtime) };
-    // `delete --force` succeeds for what the runtime does not know, too.
+    // `delete --force` also succeeds for a container that the runtime does not know.
     let is_known = orphan::is_known(&key, args, runtime);
     let ended = exec::low_level_to_its_end(runtime)?;
     share.give_back(&key, is_known && ended.success());
     exit(ended.code().or_else(|| ended.signal().map(|signal| 128 + signal)).unwrap_or(1))
 }
 
-/// Whether the id is a path. crun 1.8 deletes the folder to which such an id leads from its root: any folder
-/// of the host.
+/// Whether the id is a path. crun 1.8 deletes the folder at that path relative to its root, which may be any folder of
+/// the host.
 fn leads_elsewhere(id: &str) -> bool {
     id.contains('/') || matches!(id, "" | "." | "..")
 }
@@ -46,7 +46,7 @@ fn leads_elsewhere(id: &str) -> bool {
 enum Share {
     /// Its holder may still live.
     Held(Box<Held>),
-    /// The store is gone or cannot be read, and the bundle names the lease.
+    /// The store is gone or unreadable, but the bundle names the lease.
     Told { state: StateFolder, lease: i64 },
 }
 
@@ -57,7 +57,7 @@ struct Held {
 }
 
 impl Share {
-    /// The container's share, unless it holds none, or could be given back at once.
+    /// The container's share, unless it holds none, or it could be released at once.
     fn find(key: &LeaseKey, args: &Args, config: &Config) -> Option<Self> {
         match Held::find(key, config) {
             Ok(None) => None,
@@ -84,8 +84,7 @@ impl Share {
         Some(Self::Told { state: StateFolder::open(&config.paths.state).ok()?, lease })
     }
 
-    /// Gives it back after the low-level runtime's work. `deleted`: that runtime knew the container and has
-    /// deleted it.
+    /// Releases it after the low-level runtime's work. `deleted`: that runtime knew the container and has deleted it.
     fn give_back(&self, key: &LeaseKey, deleted: bool) {
         match self {
             Self::Held(held) => {
@@ -94,7 +93,7 @@ impl Share {
                 while deleted && holder.lives() && start.elapsed() < orphan::DEADLINE {
                     sleep(Duration::from_millis(2));
                 }
-                // Others in the container's cgroup are not its own: it is deleted, and its first process has
+                // Other processes in the container's cgroup are not its own: it is deleted, and its first process has
                 // ended.
                 let whose = if deleted && !holder.lives() { Whose::Anyones } else { Whose::GoneOnes };
                 held.give_back(key, whose);
@@ -109,7 +108,7 @@ impl Share {
 
 impl Held {
     /// # Errors
-    /// When the store cannot be asked, or was deleted while containers held shares.
+    /// When the store cannot be read, or was deleted while containers held shares.
     fn find(key: &LeaseKey, config: &Config) -> Result<Option<Self>> {
         let Some(store) = Store::find(&config.paths.state)?.map(measured) else { return Ok(None) };
         let Some(lease) = store.lease(key)? else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Finds the low-level runtime, and replaces this process by it or runs it as a child.
+//! Finds the low-level runtime, and replaces this process with it or runs it as a child.
 
 use std::convert::Infallible;
 use std::env;
@@ -21,7 +21,7 @@ use crate::args::Args;
 use crate::inherited;
 use crate::supervised::Filter;
 
-/// The first low-level runtime in the settings that exists and is executable.
+/// Returns the first low-level runtime in the settings that exists and is executable.
 ///
 /// The settings name absolute paths: podman may pass no PATH, and a PATH may contain a wrong runc first.
 ///
@@ -44,16 +44,16 @@ pub fn find(config: &Config) -> Result<&Path> {
     Ok(runtime)
 }
 
-/// Replaces this process by `runtime`, with the same arguments, environment, working directory, descriptors
-/// and signals. It returns only on failure.
+/// Replaces this process with `runtime`, with the same arguments, environment, working directory, descriptors and
+/// signals. Returns only on failure.
 pub fn low_level(runtime: &Path) -> Result<Infallible> {
     low_level_under(runtime, Filter::None)
 }
 
-/// As [`low_level`], with a filter around the runtime and all that it starts. After a failure this process
+/// Like [`low_level`], with a filter around the runtime and all processes that it starts. After a failure this process
 /// must do nothing else: the filter stays.
 ///
-/// It does not use `Command::exec`, which resets signals and their mask for Rust programs.
+/// Does not use `Command::exec`, which resets signals and their mask for Rust programs.
 pub fn low_level_under(runtime: &Path, filter: Filter) -> Result<Infallible> {
     let words = once(runtime.as_os_str().to_owned()).chain(env::args_os().skip(1));
     let words: Vec<CString> =
@@ -65,10 +65,9 @@ pub fn low_level_under(runtime: &Path, filter: Filter) -> Result<Infallible> {
     Err(io::Error::from(error)).with_context(|| cannot_run(runtime))
 }
 
-/// Runs `runtime` to its end with the same arguments, environment, working directory and standard
-/// descriptors. Of the signals it ignores SIGXFSZ, as this process does, and none that the engine had
-/// ignored. It ends with this process: an engine that kills a call and makes it anew must not meet the first
-/// one at work.
+/// Runs `runtime` to its end with the same arguments, environment, working directory and standard descriptors. The
+/// runtime ignores SIGXFSZ, as this process does, and no signal that the engine had ignored. It ends with this
+/// process: an engine that kills a call and repeats it must not find the first one still at work.
 ///
 /// # Errors
 /// When it cannot be started.
@@ -80,7 +79,7 @@ pub fn low_level_to_its_end(runtime: &Path) -> Result<ExitStatus> {
     call.status().with_context(|| cannot_run(runtime))
 }
 
-/// The bundle of the container `args.id`, as `runtime` tells it; `None` if it does not know the container.
+/// Returns the bundle of the container `args.id` according to `runtime`; `None` if it does not know the container.
 pub fn bundle_of(runtime: &Path, args: &Args) -> Option<PathBuf> {
     inherited::await_children();
     let mut state = Command::new(runtime);

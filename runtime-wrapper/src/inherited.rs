@@ -1,9 +1,8 @@
-//! Restores what Rust's start-up or the wrapper changes in this process, so that the low-level runtime
-//! inherits it as the engine set it.
+//! Restores the process state that Rust's start-up or the wrapper changes, so that the low-level runtime inherits it
+//! as the engine set it.
 //!
-//! Before `main`, Rust ignores SIGPIPE and opens /dev/null in place of a closed standard descriptor. The
-//! state is therefore recorded earlier, by a function in `.init_array`, which the loader calls (System V ABI,
-//! 5.3).
+//! Before `main`, Rust ignores SIGPIPE and opens /dev/null in place of a closed standard descriptor. So a function in
+//! `.init_array`, which the loader calls (System V ABI, 5.3), records the state earlier.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
@@ -19,8 +18,8 @@ use nix::unistd::{getpid, getppid};
 
 static WERE_CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 static WAS_IGNORED: [AtomicBool; 4] = [const { AtomicBool::new(false) }; 4];
-/// The signals that are changed: SIGPIPE by Rust, SIGXFSZ by the wrapper, SIGALRM by a wait for the quota
-/// store, SIGCHLD by a wait for a child.
+/// The signals that are changed: SIGPIPE by Rust, SIGXFSZ by the wrapper, SIGALRM by a wait for the quota store,
+/// SIGCHLD by a wait for a child.
 const SIGNALS: [c_int; 4] = [libc::SIGPIPE, libc::SIGXFSZ, libc::SIGALRM, libc::SIGCHLD];
 
 #[used]
@@ -52,13 +51,13 @@ pub fn restore() {
     }
 }
 
-/// Lets this process wait for children: one that inherited SIGCHLD as ignored would not hear how they end.
+/// Lets this process wait for children: if it inherited SIGCHLD as ignored, it would not get their exit status.
 pub fn await_children() {
     // SAFETY: the default action runs no handler of this program.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Lets the program of `command` be killed when this process ends before it.
+/// Makes the kernel kill the program of `command` if this process ends first.
 pub fn end_with_this_process(command: &mut Command) {
     let this = getpid();
     let bind = move || {

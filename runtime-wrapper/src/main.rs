@@ -1,8 +1,8 @@
 //! The OCI runtime that engines call. It grants a share at `create`, then becomes the low-level runtime.
 //!
 //! Calls other than `create`, `run`, `exec`, `checkpoint`, `restore` and `delete` go to the low-level runtime
-//! at once, and so does a container that asks for nothing. On success this process never exits by itself:
-//! execve keeps its pid, parent and descriptors.
+//! immediately, and so does a container without a request. On success this process never exits by itself: execve keeps
+//! its pid, parent and descriptors.
 #![deny(unsafe_code)]
 
 mod args;
@@ -37,8 +37,7 @@ fn run(args: &Args, began: Instant) -> Result<Infallible> {
     if let Command::Unclear(why) = &args.command {
         return Err(why.clone().into());
     }
-    // A mistake in the settings must not keep anyone from stopping containers, nor from starting those that
-    // need no settings.
+    // A mistake in the settings must not prevent stopping containers, or starting those that need no settings.
     let (config, slip) = match Config::load() {
         Ok(config) => (config, None),
         Err(error) => match Config::salvaged(None) {
@@ -50,7 +49,7 @@ fn run(args: &Args, began: Instant) -> Result<Infallible> {
         return exec::low_level(exec::find(&config)?); // there is nothing to log
     }
     match args.command {
-        // `exec` is called every few seconds for a container's health, and is not worth a line of the log.
+        // `exec` is called every few seconds for a container's health check, too often for the log.
         Command::Exec => return supervised::exec(args, &config),
         Command::Checkpoint => return supervised::checkpoint(args, &config),
         _ => {}

@@ -1,5 +1,5 @@
-//! Reports a failure where the engine's user sees it: on stderr, for podman and people, and as one line in
-//! the engine's `--log` file, the only place where docker and containerd look.
+//! Reports a failure where the engine's user sees it: on stderr, for podman and users, and as one line in the
+//! engine's `--log` file, the only place where docker and containerd look.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::args::{Args, Command};
 
-/// Reports the error to the engine, and to gpushare's own log and history if it refused a container. A log
-/// that cannot be written is ignored.
+/// Reports the error to the engine, and to gpushare's own log and history if it refused a container. Ignores a log
+/// that cannot be written.
 pub fn failure(args: &Args, error: &anyhow::Error) {
     let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
     if matches!(args.command, Command::Create | Command::Run | Command::Restore) {
@@ -24,11 +24,11 @@ pub fn failure(args: &Args, error: &anyhow::Error) {
         note(args, reason_of(error.as_ref()), &text);
     }
     to_engine(args, &text);
-    // If stderr cannot be written to, the exit status has to do.
+    // If stderr cannot be written to, the exit status must do.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Keeps the text for `gpushare history`, since an engine may not show its log.
+/// Records the text for `gpushare history`, since an engine may not show its log.
 fn note(args: &Args, reason: Reason, text: &str) {
     let Some(config) = Config::load().ok().or_else(|| Config::salvaged(None)) else { return };
     if let Ok(state) = StateFolder::open(&config.paths.state) {
@@ -37,7 +37,7 @@ fn note(args: &Args, reason: Reason, text: &str) {
     }
 }
 
-/// What people call the container, as far as its bundle can be read.
+/// The container's display name, if its bundle can be read.
 fn name(args: &Args, id: &str) -> Option<String> {
     let bundle = Bundle::open(&args.bundle, args.config.as_deref()).ok()?;
     title(&Container::from_json(&bundle.json().ok()?), id, bundle.path())

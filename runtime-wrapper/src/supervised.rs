@@ -1,5 +1,5 @@
-//! Puts a container's processes under its supervisor: `create` starts it, and each filter's listener goes to
-//! it.
+//! Puts a container's processes under its supervisor: `create` starts the supervisor, and each filter's listener is
+//! passed to it.
 
 use std::convert::Infallible;
 use std::io;
@@ -19,30 +19,30 @@ use serde_json::Value;
 use crate::args::Args;
 use crate::{create, exec, inherited};
 
-/// A filter around the low-level runtime, and with it around all that the container runs.
+/// A seccomp filter around the low-level runtime, and so around all processes of the container.
 pub enum Filter {
-    /// Nothing.
+    /// No filter.
     None,
-    /// Calls to the driver that take memory go to a supervisor.
+    /// Driver calls that allocate memory are reported to a supervisor.
     Reported {
         /// The driver's interface.
         era: &'static Era,
-        /// Where the supervisor takes listeners.
+        /// The socket on which the supervisor accepts listeners.
         socket: PathBuf,
-        /// Whether they fail where it cannot be reached. Otherwise nothing is started then.
+        /// Whether the calls fail if the supervisor cannot be reached. Otherwise the process does not start.
         or_denied: bool,
     },
-    /// They fail.
+    /// The calls fail.
     Denied,
-    /// They fail, where the kernel lets this process say so: for a container that asked for nothing.
+    /// The calls fail, if the kernel lets this process install the filter: for a container without a request.
     DeniedIfPossible,
 }
 
 impl Filter {
-    /// Puts it around this process, which has one thread, and which nothing can take out of it again.
+    /// Puts it around this process, which has one thread. The filter cannot be removed.
     ///
     /// # Errors
-    /// When the kernel refuses it, or the supervisor does not take the listener.
+    /// When the kernel refuses it, or the supervisor does not accept the listener.
     pub fn put_around_this_process(self) -> Result<()> {
         match self {
             Self::None => Ok(()),
@@ -50,7 +50,7 @@ impl Filter {
                 .map_err(io::Error::from)
                 .context("cannot deny the driver's calls"),
             Self::DeniedIfPossible => {
-                let _ = install_without_listener(&mut denied()); // a plain user may not, and has no other's files
+                let _ = install_without_listener(&mut denied()); // a plain user may not, and has no files of others
                 Ok(())
             }
             Self::Reported { era, socket, or_denied } => {
@@ -74,7 +74,7 @@ impl Filter {
     }
 }
 
-/// The supervisor of a container, which is being started.
+/// A container's supervisor that is starting.
 pub struct Starting {
     process: gpushare_inject::Starting,
     era: &'static Era,
@@ -97,10 +97,10 @@ pub fn start(supervised: &Supervised, lease: &Lease, key: &LeaseKey, config: &Co
 }
 
 impl Starting {
-    /// Waits until it is there, and returns the filter that leads to it.
+    /// Waits until it is ready, and returns the filter that reports to it.
     ///
     /// # Errors
-    /// When it could not start.
+    /// When it failed to start.
     pub fn ready(self) -> Result<Filter> {
         let Self { process, era, socket } = self;
         process.ready()?;
@@ -113,14 +113,14 @@ fn era(driver: &str) -> Result<&'static Era> {
     era.with_context(|| format!("the supervisor does not know driver {driver}"))
 }
 
-/// The filter around a container that asks for no share.
+/// The filter around a container without a request.
 pub fn around_bystander(json: &Value, config: &Config) -> Filter {
     let denies = config.denies_bystanders && is_bystander(json, &config.roots);
     if denies { Filter::DeniedIfPossible } else { Filter::None }
 }
 
-/// `exec`: a process in a container that a supervisor holds comes under the same one. Where that cannot be
-/// had, it gets no memory of a GPU.
+/// `exec`: a process that is added to a supervised container gets the same supervisor. If that fails, it gets no GPU
+/// memory.
 pub fn exec(args: &Args, config: &Config) -> Result<Infallible> {
     let filter = filter_of(args, config);
     if matches!(filter, Filter::Reported { .. } | Filter::Denied) {
@@ -138,14 +138,14 @@ pub fn exec(args: &Args, config: &Config) -> Result<Infallible> {
 fn filter_of(args: &Args, config: &Config) -> Filter {
     let state = &config.paths.state;
     let others = || if Record::any(state, None) { Filter::Denied } else { of_bystander(args, config) };
-    // Runtimes may read such a line in another way, or take such an id for a path.
+    // Runtimes may parse such a command line differently, or take such an id for a path.
     let Some(Ok(key)) = args.id.as_ref().map(|_| create::key(args)) else { return others() };
     match Record::of(state, &key) {
         Ok(Some(record)) => match era(&record.driver) {
             Ok(era) => Filter::Reported { era, socket: record.socket, or_denied: true },
             Err(_) => Filter::Denied,
         },
-        // One of this id is held below another root, which this one may be by another name.
+        // A container with this id is supervised below another root, which may be another name of this root.
         Ok(None) if Record::any(state, Some(&[&key.container])) => {
             let is_there = !key.root.is_empty() && Path::new(&key.root).join(&key.container).exists();
             if is_there && !Record::is_at(state, &key) { of_bystander(args, config) } else { Filter::Denied }
@@ -155,8 +155,8 @@ fn filter_of(args: &Args, config: &Config) -> Filter {
     }
 }
 
-/// The filter around a process that is added to a container which no supervisor holds. No record is kept of such a
-/// container: the runtime has its bundle.
+/// The filter around a process that is added to an unsupervised container. There is no record of such a container: the
+/// runtime has its bundle.
 fn of_bystander(args: &Args, config: &Config) -> Filter {
     if !config.denies_bystanders {
         return Filter::None;
@@ -166,10 +166,10 @@ fn of_bystander(args: &Args, config: &Config) -> Filter {
     json.map_or(Filter::DeniedIfPossible, |json| around_bystander(&json, config))
 }
 
-/// `checkpoint`: passed on, unless a supervisor holds the container, whose filter no checkpoint keeps.
+/// `checkpoint`: passed on, unless the container is supervised: a checkpoint does not preserve the filter.
 pub fn checkpoint(args: &Args, config: &Config) -> Result<Infallible> {
     let words: Vec<&str> = args.maybe_ids.iter().map(String::as_str).collect();
-    // A word with a slash would lead elsewhere, and is no id.
+    // A word with a slash would be a path, and is not an id.
     let ids: Vec<&str> =
         words.into_iter().filter(|word| LeaseKey::new(String::new(), (*word).to_owned()).is_ok()).collect();
     if Record::any(&config.paths.state, Some(&ids)) {

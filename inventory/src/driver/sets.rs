@@ -1,18 +1,18 @@
-//! Lists which files belong to which driver capability: names only, of the drivers 470 to 580.
+//! Lists the files of each driver capability: names only, of the drivers 470 to 580.
 
 use crate::capability::Capability;
 
 /// How much of a capability a container gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// The least with which it works, for a share. Files that allocate without libcuda (OpenCL, the debugger)
-    /// or let containers reach each other (MPS, daemons) stay out, because no limit would hold there.
+    /// The minimum that works, for a share. Files that allocate without libcuda (OpenCL, the debugger) or let
+    /// containers reach each other (MPS, daemons) stay out, because limits would not apply there.
     Share,
     /// Everything, for a container with whole GPUs.
     Whole,
 }
 
-/// A library, by how its file is named.
+/// A library, by the naming scheme of its file.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Library {
     /// The file is `STEM.so.VERSION`; the SONAME is the stem and the second part.
@@ -21,8 +21,8 @@ pub(super) enum Library {
     Linked(&'static str, &'static str),
     /// The file is `STEM.so.VERSION`, which is also the SONAME.
     Full(&'static str),
-    /// A file of exactly this name, with a version of its own or none. The second part is its folder below
-    /// the container's library folder.
+    /// A file with exactly this name, with a version of its own or none. The second part is its folder below the
+    /// container's library folder.
     Named(&'static str, &'static str),
 }
 
@@ -119,8 +119,8 @@ const GRAPHICS_DATA: &[&str] = &[
 const DISPLAY_DATA: &[&str] =
     &["X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf"];
 
-/// Files by which programs find the driver, relative to `/etc` or `/usr/share`. Both are searched on the
-/// host, and the file appears at the same place in the container.
+/// Files that let programs find the driver, relative to `/etc` or `/usr/share`. Both are searched on the host, and the
+/// file appears at the same place in the container.
 pub(super) fn data(capability: Capability, extent: Extent) -> impl Iterator<Item = &'static str> {
     let (first, second): (&[&str], &[&str]) = match (capability, extent) {
         (Capability::Compute, Extent::Whole) => (&["OpenCL/vendors/nvidia.icd"], &[]),

@@ -1,4 +1,4 @@
-//! Tests of the search for the driver, in folders laid out as known systems have them.
+//! Tests of the search for the driver, in folders with the layouts of known systems.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -25,7 +25,7 @@ fn tree(files: &[&str]) -> tempfile::TempDir {
     root
 }
 
-/// The first bytes of a library for this processor, or, with class 1, of a 32-bit one.
+/// The first bytes of a library for this processor, or, with class 1, of a 32-bit library.
 fn elf_header(class: u8) -> [u8; 20] {
     let machine = match (class, cfg!(target_arch = "aarch64")) {
         (1, _) => 3,
@@ -372,7 +372,7 @@ fn what_is_left_out_is_neither_given_nor_looked_at() {
     let jit = format!("usr/lib64/libnvidia-ptxjitcompiler.so.{VERSION}");
     let cuda = format!("usr/lib64/libcuda.so.{VERSION}");
     let root = named(&[nvvm.clone(), jit, cuda, "usr/bin/nvidia-smi".to_owned()]);
-    // Others may write them, for which every container that gets them would be refused.
+    // Other users may write to them, so every container that gets them would be refused.
     for file in [&nvvm, "usr/bin/nvidia-smi"] {
         fs::set_permissions(root.path().join(file), fs::Permissions::from_mode(0o666)).unwrap();
     }

@@ -1,5 +1,5 @@
-//! Reads which program the kernel starts a program with: its ELF interpreter (PT_INTERP), mostly the dynamic
-//! loader.
+//! Reads the ELF interpreter (PT_INTERP) of a program, mostly the dynamic loader. The kernel starts the program with
+//! it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,15 +14,15 @@ use object::read::elf::FileHeader;
 
 use super::{Header, LE};
 
-/// Bound on the program headers that are read, in bytes. A program has about 15 headers of 56 bytes.
+/// Limit on the size of the program headers, in bytes. A program has about 15 headers of 56 bytes.
 const MAX_HEADERS: u64 = 64 << 10;
-/// Bytes of a path that the kernel takes, with the closing NUL.
+/// The kernel's limit on a path in bytes, with the closing NUL.
 const PATH_MAX: u64 = 4096;
 
-/// The absolute path of the interpreter of an ELF file. `None` if the file names none, as a static program.
+/// The absolute path of the interpreter of an ELF file. `None` if the file has none, for example a static program.
 ///
 /// # Errors
-/// When the file cannot be read, or is no 64-bit little-endian ELF file with sound program headers.
+/// When the file cannot be read, or is not a 64-bit little-endian ELF file with valid program headers.
 pub fn interpreter(file: &File) -> io::Result<Option<PathBuf>> {
     let invalid = || io::Error::from(ErrorKind::InvalidData);
     let head = part(file, 0, size_of::<Header>() as u64, u64::MAX)?;
@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
 
-    /// Builds a program from C with these further arguments of the compiler.
+    /// Builds a program from C with these additional compiler arguments.
     fn program(folder: &Path, arguments: &[&str]) -> PathBuf {
         let (source, path) = (folder.join("source.c"), folder.join("program"));
         fs::write(&source, "int main(void) { return 0; }").unwrap();

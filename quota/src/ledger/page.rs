@@ -1,5 +1,4 @@
-//! What a ledger says. A lease's line is read when somebody asks for it, since most turns are about one
-//! lease.
+//! The content of a ledger. Leases are parsed on demand, since most turns concern one lease.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -14,13 +13,13 @@ use crate::error::StoreError;
 use crate::lease::{Grant, Lease, LeaseKey};
 use crate::ledger::{Entry, Head};
 
-/// What the ledger says.
+/// The content of the ledger.
 #[derive(Clone, Debug)]
 pub(crate) struct Page {
     pub head: Head,
     /// The ledger's path, for errors.
     path: PathBuf,
-    /// The text in which the lines of [`Row::Read`] stand.
+    /// The text that contains the lines of [`Row::Read`].
     text: String,
     /// Oldest first.
     rows: Vec<Row>,
@@ -29,13 +28,13 @@ pub(crate) struct Page {
 /// One lease.
 #[derive(Clone, Debug)]
 enum Row {
-    /// As the text says, in this range.
+    /// Unchanged; the range of its line in the text.
     Read(Range<usize>),
-    /// New, or perhaps changed.
+    /// New, or possibly changed.
     Written(Box<Entry>),
 }
 
-/// What a lease takes from the node.
+/// The node resources that a lease uses.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Held {
     pub grants: Vec<Grant>,
@@ -52,19 +51,19 @@ impl Held {
     }
 }
 
-/// The part of an entry that counts for others. The rest of its line is passed over.
+/// The part of an entry that affects other leases. The rest of its line is skipped.
 #[derive(Deserialize)]
 struct Brief {
     lease: Held,
 }
 
 impl Page {
-    /// A page without leases.
+    /// Returns a page without leases.
     pub fn new(path: &Path, head: Head) -> Self {
         Self { head, path: path.into(), text: String::new(), rows: Vec::new() }
     }
 
-    /// A page whose leases stand in `text` from `start` on, a line each.
+    /// Returns a page whose leases are the lines of `text` from `start` on.
     pub fn in_text(path: &Path, head: Head, text: String, mut start: usize) -> Self {
         let lines = text[start..].lines().map(|line| {
             let end = start + line.len();
@@ -76,31 +75,31 @@ impl Page {
         Self { head, path: path.into(), text, rows }
     }
 
-    /// About how many bytes it takes as text.
+    /// Estimated length of its text in bytes.
     pub(super) fn length(&self) -> usize {
-        /// More than a lease of eight GPUs takes.
+        /// Upper bound for a lease of eight GPUs.
         const ENTRY: usize = 2048;
         let new = self.rows.iter().filter(|row| matches!(row, Row::Written(_))).count();
         self.text.len() + new * ENTRY
     }
 
-    /// Whether it has no lease.
+    /// Whether it has no leases.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// All leases, oldest first.
+    /// Returns all leases, oldest first.
     ///
     /// # Errors
-    /// When a line is none of ours.
+    /// When a line is invalid.
     pub fn entries(&self) -> Result<Vec<Entry>, StoreError> {
         self.rows.iter().map(|row| self.entry(row)).collect()
     }
 
-    /// What each lease takes from the node.
+    /// Returns the node resources that each lease uses.
     ///
     /// # Errors
-    /// When a line is none of ours.
+    /// When a line is invalid.
     pub fn held(&self) -> impl Iterator<Item = Result<Held, StoreError>> {
         self.rows.iter().map(|row| match row {
             Row::Read(line) => self.parsed(line).map(|brief: Brief| brief.lease),
@@ -108,26 +107,26 @@ impl Page {
         })
     }
 
-    /// The entry of the lease that a container holds.
+    /// Returns the entry of the lease of a container.
     ///
     /// # Errors
-    /// When its line is none of ours.
+    /// When its line is invalid.
     pub fn of(&mut self, key: &LeaseKey) -> Result<Option<&mut Entry>, StoreError> {
         self.find(&quoted(&key.container), |entry| entry.lease.members().any(|member| member.key == *key))
     }
 
-    /// The entry of the lease with this id.
+    /// Returns the entry of the lease with this id.
     ///
     /// # Errors
-    /// When its line is none of ours.
+    /// When its line is invalid.
     pub fn lease(&mut self, id: i64) -> Result<Option<&mut Entry>, StoreError> {
         self.find(&format!("\"id\":{id},"), |entry| entry.lease.id == id)
     }
 
-    /// The first entry for which `wanted` holds, of those in whose line the text `mark` stands.
+    /// Returns the first entry for which `wanted` returns true. Skips lines that do not contain `mark`.
     ///
     /// # Errors
-    /// When a line with the mark is none of ours.
+    /// When a line with the mark is invalid.
     pub fn find(
         &mut self,
         mark: &str,
@@ -151,10 +150,10 @@ impl Page {
         Ok(None)
     }
 
-    /// All entries for which `wanted` holds, of those in whose line the text `mark` stands.
+    /// Returns all entries for which `wanted` returns true. Skips lines that do not contain `mark`.
     ///
     /// # Errors
-    /// When a line with the mark is none of ours.
+    /// When a line with the mark is invalid.
     pub fn all(&self, mark: &str, wanted: impl Fn(&Entry) -> bool) -> Result<Vec<Entry>, StoreError> {
         let may_be = |row: &&Row| match row {
             Row::Written(_) => true,
@@ -174,15 +173,15 @@ impl Page {
     /// Removes the lease with this id.
     ///
     /// # Errors
-    /// When its line is none of ours.
+    /// When its line is invalid.
     pub fn remove(&mut self, id: i64) -> Result<(), StoreError> {
-        // It is found as an entry, which tells it from the other rows.
+        // The lookup parses the row into an entry, which the next line compares.
         self.lease(id)?;
         self.rows.retain(|row| !matches!(row, Row::Written(entry) if entry.lease.id == id));
         Ok(())
     }
 
-    /// Each lease's line without its end, as it is written.
+    /// Returns each lease's line as written, without the newline.
     pub(super) fn lines(&self) -> impl Iterator<Item = Line<'_>> {
         self.rows.iter().map(|row| match row {
             Row::Read(line) => Line::Old(&self.text[line.clone()]),
@@ -197,7 +196,7 @@ impl Page {
         }
     }
 
-    /// The checksum holds, so a line that cannot be read was never written by this version.
+    /// The checksum matched, so this version cannot have written a line that does not parse.
     fn parsed<'a, T: Deserialize<'a>>(&'a self, line: &Range<usize>) -> Result<T, StoreError> {
         let line = &self.text[line.clone()];
         serde_json::from_str(line).map_err(|_| StoreError::Damaged { path: self.path.clone() })
@@ -206,14 +205,14 @@ impl Page {
 
 /// A line to write.
 pub(super) enum Line<'a> {
-    /// The same as before.
+    /// Unchanged text.
     Old(&'a str),
-    /// What serde makes of it.
+    /// An entry to serialize.
     New(&'a Entry),
 }
 
-/// A text as it stands in a line.
+/// Returns `text` as it appears in a line.
 pub(crate) fn quoted(text: &str) -> String {
-    // Text always is JSON.
+    // A string always serializes.
     to_string(text).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! The ledger as text: a line with length and checksum of what follows, the head, and one line for each
-//! lease. Blank lines may follow.
+//! The ledger as text: a line with the length and checksum of the body, then the head and one line per lease. Blank
+//! lines may follow.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,26 +7,26 @@ use std::path::Path;
 use super::Page;
 use super::page::Line;
 
-/// Raised with every change to what follows it. 5: leases that a supervisor holds. 6: limits that shrank.
+/// Increased with every change to the format. 5: leases that a supervisor enforces. 6: limits that shrank.
 const VERSION: u32 = 6;
-/// The earliest version that can be read. A running node has such a ledger after an upgrade.
-/// packaging/lifecycle.sh has the same number.
+/// The earliest readable version. A running node has such a ledger after an upgrade. packaging/lifecycle.sh has the
+/// same number.
 const READABLE: u32 = 4;
-/// What the first line says before the version.
+/// The first line up to the version.
 const TITLE: &str = "gpushare leases, version ";
 
-/// Why a text says nothing.
+/// Why a text is not readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It is not whole, or not ours.
+    /// It is incomplete, or not a ledger.
     Torn,
     /// Another version of gpushare wrote it.
     Version(u32),
 }
 
-/// The text of a page, filled up with blank lines to a multiple of `unit` bytes.
+/// Serializes a page, padded with blank lines to a multiple of `unit` bytes.
 pub(super) fn of(page: &Page, unit: usize) -> Vec<u8> {
-    // One buffer that need not grow: a large one is made of fresh pages of the kernel's each time.
+    // Allocate once: a large buffer gets fresh pages from the kernel whenever it grows.
     let mut text = Vec::with_capacity((page.length() + unit).next_multiple_of(unit));
     text.extend_from_slice(first_line(0, 0).as_bytes());
     let start = text.len();
@@ -47,12 +47,12 @@ pub(super) fn of(page: &Page, unit: usize) -> Vec<u8> {
     text
 }
 
-/// The first line, always of the same length: no ledger has ten digits of bytes.
+/// The first line, which always has the same length: ten digits are enough for any ledger's size.
 fn first_line(length: usize, sum: u32) -> String {
     format!("{TITLE}{VERSION}: {length:010} bytes, crc32 {sum:08x}\n")
 }
 
-/// The checksum of a body. It covers the version, so that a damaged one is not taken for an earlier one.
+/// The checksum of a body. It covers the version, so that a damaged version is not mistaken for an earlier one.
 fn checksum(version: u32, body: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&version.to_le_bytes());
@@ -61,7 +61,7 @@ fn checksum(version: u32, body: &[u8]) -> u32 {
 }
 
 fn line(body: &mut Vec<u8>, value: &impl serde::Serialize) {
-    // Writing into memory fails for no value of ours: none has a map whose keys are not strings.
+    // Serializing to memory cannot fail for our values: none has a map whose keys are not strings.
     serde_json::to_writer(&mut *body, value).expect("a value of ours is JSON");
     let _ = body.write(b"\n");
 }
@@ -81,7 +81,7 @@ pub(super) fn read(path: &Path, text: Vec<u8>) -> Result<Page, Fault> {
     page(path, text, end + 1, length, (version, &sum)).ok_or(Fault::Torn)
 }
 
-/// The page whose body begins at `start`. What follows the body is left of an earlier text.
+/// Parses the body that begins at `start`. Anything after the body is a remainder of an earlier text.
 fn page(
     path: &Path,
     mut text: Vec<u8>,

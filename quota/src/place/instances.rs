@@ -85,7 +85,7 @@ fn an_instance_is_for_who_names_it_or_its_size_and_for_all_where_no_gpu_is_whole
         (&mixed, &["GPUSHARE_MIG=1g.10gb", "GPUSHARE_MODE=mps"], Err("no MPS control daemon")),
         (&mixed, &["GPUSHARE_MIG=1g.10gb", "GPUSHARE_COUNT=3"], Err("3")),
         (&mixed[3..], &["GPUSHARE_MIG=1g.10gb"], Err("it has none")),
-        // The whole GPU is out of service: nothing stands for it.
+        // The whole GPU is out of service: nothing replaces it.
         (&mixed[..3], &["GPUSHARE_MEMORY=4GiB"], Err("1 ")),
         (&mixed[..3], &["NVIDIA_VISIBLE_DEVICES=all", "GPUSHARE_MODE=exclusive"], Err("")),
         (

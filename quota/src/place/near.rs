@@ -1,10 +1,9 @@
-//! Which of several GPUs belong together.
+//! Chooses GPUs that are close together.
 
 use gpushare_inventory::{Gpu, Way};
 
-/// What it costs to have two GPUs by this way. The differences are those of NVIDIA's device plugin
-/// (go-gpuallocator, gpuallocator/besteffort_policy.go): each level of PCI is one step, and NVLink is far
-/// better than all of them.
+/// Cost of using two GPUs with this connection. The differences are those of NVIDIA's device plugin (go-gpuallocator,
+/// gpuallocator/besteffort_policy.go): each level of PCI is one step, and NVLink is far better than all of them.
 fn cost(way: Way) -> u32 {
     match way {
         Way::NvLink => 0,
@@ -16,12 +15,13 @@ fn cost(way: Way) -> u32 {
     }
 }
 
-/// GPUs of which all choices are looked at: half of sixteen are 12,870. Of more the first count.
+/// Limit on the GPUs whose combinations are compared: choosing 8 of 16 gives 12,870. Beyond that, the first GPUs are
+/// used.
 const MOST: usize = 16;
 
-/// The positions of `wanted` of these GPUs, of which the first is the best by itself: those that are nearest to
-/// each other; of these the ones that are farthest from the GPUs that are left, so that no group is broken of
-/// which others could have all; of these the first.
+/// Returns the positions of `wanted` of these GPUs, which are sorted best first: those with the lowest cost among each
+/// other; on a tie, those farthest from the remaining GPUs, so that a group stays whole for another request; then the
+/// first ones.
 pub(super) fn together(gpus: &[&Gpu], wanted: usize) -> Vec<usize> {
     let gpus = &gpus[..gpus.len().min(MOST.max(wanted))];
     let between = |one: &Gpu, other: &Gpu| match one.uuid == other.uuid {
@@ -50,7 +50,7 @@ pub(super) fn together(gpus: &[&Gpu], wanted: usize) -> Vec<usize> {
     best.map(|(_, chosen)| chosen).unwrap_or_default()
 }
 
-/// Calls `act` with each choice of `wanted` of the first `of` numbers, in the order of their digits.
+/// Calls `act` with each choice of `wanted` of the first `of` numbers, in lexicographic order.
 fn choose(of: usize, wanted: usize, chosen: &mut Vec<usize>, act: &mut impl FnMut(&[usize])) {
     if chosen.len() == wanted {
         return act(chosen);
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::place::tests::gpu;
 
-    /// GPUs in these NVLink groups, each behind the switch of this name.
+    /// Makes GPUs in these NVLink groups, each behind the named switch.
     fn gpus(places: &[(&str, &str)]) -> Vec<Gpu> {
         let at = |(index, (nvlink, switch)): (u32, &(&str, &str))| Gpu {
             place: Place {
@@ -95,7 +95,7 @@ mod tests {
         let switches = gpus(&[("", "a"), ("", "b"), ("", "a"), ("", "b")]);
         assert_eq!(chosen(&switches, 2), [0, 2], "behind one switch");
         assert_eq!(chosen(&switches, 3), [0, 1, 2]);
-        // One of three behind a switch would break that group; the fourth stands alone.
+        // Taking one of the three behind a switch would break up that group; the fourth stands alone.
         let alone = gpus(&[("", "a"), ("", "a"), ("", "b"), ("", "a")]);
         assert_eq!(chosen(&alone, 1), [2]);
         let alike: Vec<Gpu> = (0..16).map(|index| gpu(index, 80)).collect();

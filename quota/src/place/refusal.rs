@@ -5,62 +5,62 @@ use gpushare_inventory::DeviceMemory;
 
 use crate::refusals::Reason;
 
-/// Why a request is not granted, in words for the user who asked.
+/// Why a request is not granted, in words for the user who made the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Not enough memory free now.
+    /// Not enough free memory now.
     #[error(
         "{asked} requested, {free} free on {place} ({total} in all); ask for less, or wait until another container ends \
          (`gpushare ps`)"
     )]
     Memory {
-        /// What was asked for on each GPU.
+        /// The requested memory on each GPU.
         asked: String,
-        /// The most that is free on one GPU in question.
+        /// The most that is free on one of the candidate GPUs.
         free: DeviceMemory,
-        /// That GPU's index and UUID.
+        /// Index and UUID of that GPU.
         place: String,
-        /// What all leases together may hold of that GPU.
+        /// The memory that all leases together may have on that GPU.
         total: DeviceMemory,
     },
-    /// More memory than any GPU in question has.
+    /// More memory than any candidate GPU has.
     #[error("{asked} requested, but {place} has {total}; ask for at most that")]
     LargerThanGpu {
-        /// What was asked for.
+        /// The requested memory.
         asked: DeviceMemory,
         /// Index and UUID of the GPU that comes nearest.
         place: String,
-        /// What one lease may hold of it.
+        /// The largest share that one lease may have on it.
         total: DeviceMemory,
     },
-    /// Not enough compute free now.
+    /// Not enough free compute now.
     #[error(
         "{asked} of compute requested, {free}% free on {place}; ask for less, or wait until another container ends \
          (`gpushare ps`)"
     )]
     Cores {
-        /// What was asked for.
+        /// The requested compute.
         asked: Cores,
         /// Free compute in percent.
         free: u64,
         /// Index and UUID of the GPU that comes nearest.
         place: String,
     },
-    /// Windows would take all of a GPU's time while a container without one is on it.
+    /// Windows would take all of a GPU's time while a container without a window uses it.
     #[error("{}", compute_reserve(*asked, *free, *held, *reserve, place))]
     ComputeReserve {
-        /// The window that was asked for, in percent; `None`: one that runs between the others'.
+        /// The requested window, in percent; `None` for a lease that runs between windows.
         asked: Option<u64>,
-        /// The largest window that it could have, in percent.
+        /// The largest window that could be granted, in percent.
         free: u64,
-        /// Compute that windows take already, in percent.
+        /// Compute that windows already take, in percent.
         held: u64,
-        /// Compute that they leave, in percent.
+        /// Compute that windows must leave free, in percent.
         reserve: u8,
         /// Index and UUID of the GPU that comes nearest.
         place: String,
     },
-    /// Another container is answered before others already.
+    /// Another container with the latency policy already uses the GPU.
     #[error(
         "a container with compute-policy=latency is on {place} already, and there can be one on a GPU; ask for burst or \
          another GPU, or wait until that one ends (`gpushare ps`)"
@@ -69,32 +69,32 @@ pub enum Refusal {
         /// Index and UUID of the GPU that comes nearest.
         place: String,
     },
-    /// A policy that supervisors alone hold, for a container whose time none holds.
+    /// A policy that needs a supervisor, for a container without one.
     #[error(
         "no supervisor holds the compute of this container, and compute-policy=latency needs one: set supervisor.compute, \
          and start the container anew"
     )]
     LatencyWithoutSupervisor,
-    /// A policy that falls back to a share, for a container that has none, or has a ceiling.
+    /// A policy that falls back to a share, for a container that has no share, or has a ceiling.
     #[error(
         "compute-policy=latency falls back to a share of compute, which this container does not have on each GPU, or has with \
          a ceiling: start it anew with cores and without another word's ceiling"
     )]
     LatencyUnbounded,
-    /// The GPU is shared in another way.
+    /// The GPU is shared in another mode.
     #[error(
         "{place} is held in mode {held}, which mode {asked} does not meet on one GPU; ask for another GPU, or wait until those \
          containers end (`gpushare ps`)"
     )]
     Company {
-        /// The mode that was asked for.
+        /// The requested mode.
         asked: &'static str,
         /// The mode of the leases on it.
         held: &'static str,
         /// Index and UUID of the GPU.
         place: String,
     },
-    /// A lease of the card while its instances are held, or the other way.
+    /// A lease of the card while its instances are in use, or the reverse.
     #[error(
         "{place} cannot be given beside what containers held of the same card before it was divided, or while it was; wait until \
          they end (`gpushare ps`)"
@@ -106,7 +106,7 @@ pub enum Refusal {
     /// More GPUs and instances than a container can have.
     #[error("{wanted} GPUs or MIG instances requested, and a container gets at most 16; name fewer")]
     TooMany {
-        /// How many are wanted.
+        /// The number of GPUs and instances requested.
         wanted: usize,
     },
     /// MPS on a MIG instance.
@@ -117,35 +117,35 @@ pub enum Refusal {
         /// Position, size and UUID of the instance.
         place: String,
     },
-    /// As many containers take turns on the GPU as may.
+    /// The GPU has the maximum number of time-slice containers.
     #[error(
         "{most} containers, or pods whose containers share one lease, may take turns on a GPU (quota.replicas), and so many do on \
          {place}; wait until one ends (`gpushare ps`)"
     )]
     Replicas {
-        /// How many may.
+        /// The maximum number.
         most: u16,
         /// Index and UUID of the GPU.
         place: String,
     },
-    /// No container may take turns on a GPU.
+    /// The node does not allow time slices.
     #[error(
         "this node gives no time slices (quota.replicas = 0); ask for a share, or have the administrator change it"
     )]
     NoReplicas,
-    /// No lease gets host memory.
+    /// The node does not lend host memory.
     #[error(
         "this node lends no host memory in place of a GPU's (quota.host_memory); leave host-memory out, or have the \
          administrator change it"
     )]
     NoHostMemory,
-    /// Host memory for a container that another system's library holds.
+    /// Host memory for a container that uses another system's library.
     #[error(
         "host-memory is lent by gpushare's libraries, and another system's library holds this container \
          (request.interceptor); leave one of them out"
     )]
     ForeignHostMemory,
-    /// Memory that grows for a container that another system's library holds.
+    /// Growing memory for a container that uses another system's library.
     #[error(
         "a memory-limit is held by gpushare's libraries, and another system's library holds this container \
          (request.interceptor); leave one of them out"
@@ -157,41 +157,41 @@ pub enum Refusal {
          container ends (`gpushare ps`)"
     )]
     HostMemory {
-        /// What was asked for.
+        /// The requested host memory.
         asked: DeviceMemory,
-        /// What is left.
+        /// The free host memory.
         free: DeviceMemory,
-        /// What all leases together may hold.
+        /// The host memory that all leases together may have.
         total: DeviceMemory,
     },
-    /// Whole GPUs were asked for, and fewer than wanted have no lease.
+    /// Whole GPUs were requested, and too few GPUs have no lease.
     #[error(
         "{wanted} whole GPU(s) requested, {empty} without a lease; wait until other containers end (`gpushare ps`)"
     )]
     NotEmpty {
-        /// How many are wanted.
+        /// The number of GPUs requested.
         wanted: usize,
         /// How many GPUs have no lease.
         empty: usize,
     },
-    /// Fewer GPUs fit than were asked for.
+    /// Too few GPUs have room.
     #[error(
         "{wanted} GPUs requested, {fitting} of {candidates} can hold the share now; ask for fewer, or for less on each"
     )]
     Count {
-        /// How many are wanted.
+        /// The number of GPUs requested.
         wanted: usize,
         /// How many can hold the share now.
         fitting: usize,
         /// How many could be chosen.
         candidates: usize,
     },
-    /// Fewer GPUs exist than were asked for.
+    /// Too few GPUs exist.
     #[error(
         "{wanted} GPUs requested, but this node has {here} that may be chosen (`gpushare devices`); ask for fewer"
     )]
     TooFewGpus {
-        /// How many are wanted.
+        /// The number of GPUs requested.
         wanted: usize,
         /// How many may be chosen.
         here: usize,
@@ -210,16 +210,16 @@ pub enum Refusal {
     Model {
         /// The patterns of the filter.
         filter: String,
-        /// The models of the GPUs that could be chosen.
+        /// The models of the candidate GPUs.
         here: String,
     },
-    /// An update changes a share of a GPU that the driver does not show, or does not show wholly.
+    /// An update changes a share on a GPU that the driver does not show, or shows only in part.
     #[error("{place} is out of service or gone (`gpushare devices`), so a share of it cannot be changed now")]
     OutOfService {
         /// UUID of the GPU.
         place: String,
     },
-    /// The administrator gives no new share of a GPU that is named, or of any.
+    /// A named GPU is cordoned, or all are.
     #[error(
         "{place} is cordoned (quota.cordoned), so no new share is given of it; ask for another GPU, or have the administrator \
          run `gpushare uncordon`"
@@ -239,7 +239,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Its kind.
+    /// Returns the kind of refusal.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Memory { .. }
@@ -270,7 +270,7 @@ impl Refusal {
         }
     }
 
-    /// Whether it would be granted once other containers end.
+    /// Whether it could be granted once other containers end.
     pub fn is_for_room(&self) -> bool {
         self.reason() == Reason::Room && !matches!(self, Self::HostMemory { .. })
     }

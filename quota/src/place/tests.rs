@@ -1,4 +1,4 @@
-//! Tests of placement: which GPUs are chosen, and what a refusal says.
+//! Tests of placement: the chosen GPUs, and the text of refusals.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub(crate) fn request_on(gpus: &[Gpu], env: &[&str]) -> Request {
     read(env, gpus).unwrap()
 }
 
-/// Reads the request on a node with these GPUs, or on any node if none is named.
+/// Parses the request for a node with these GPUs, or for any node if the list is empty.
 fn read(env: &[&str], gpus: &[Gpu]) -> Result<Request, String> {
     let env = env.iter().map(|entry| entry.to_string()).collect();
     let container = Container::new(BTreeMap::new(), env);
@@ -130,7 +130,7 @@ fn no_new_share_is_given_of_a_cordoned_gpu() {
     assert_eq!(of(&["GPUSHARE_COUNT=1"], &[1, 2]), Ok(vec![(0, 70)]));
     let named = of(&["GPUSHARE_MEMORY=1GiB", "GPUSHARE_DEVICES=1"], &[1]).unwrap_err();
     assert!(named.starts_with("GPU 1 (GPU-") && named.contains("quota.cordoned"), "{named}");
-    // All is all: nobody gets fewer GPUs than were named.
+    // `all` means every GPU: a cordoned GPU refuses the request instead of shrinking it.
     let every = of(&["GPUSHARE_MEMORY=5GiB", "GPUSHARE_DEVICES=all"], &[2]).unwrap_err();
     assert!(every.starts_with("GPU 2 (GPU-") && every.contains("is cordoned"), "{every}");
     let gpus: Vec<Gpu> = (0..3).map(|index| gpu(index, 80)).collect();
@@ -222,7 +222,7 @@ fn which_modes_meet_on_one_card() {
         for company in modes {
             let meets = binpack(&env, &[held(company, 1)]);
             assert_eq!(meets.is_ok(), asked == company && asked != Company::Nobody, "{mode}: {meets:?}");
-            // Beside it is a GPU of which nothing is held.
+            // Another GPU without leases is still available.
             assert!(binpack(&env, &[held(company, 1), EMPTY]).is_ok(), "{mode} beside {company:?}");
         }
         let told = binpack(&env, &[held(Company::TimeSlices, 1)]);
@@ -232,7 +232,7 @@ fn which_modes_meet_on_one_card() {
     }
 }
 
-/// The later one is refused of two that together would leave nothing to a container without a window.
+/// If two leases together would leave no time to a container without a window, the later one is refused.
 #[test]
 fn windows_leave_a_part_of_the_gpu_to_those_without_one() {
     let gpus = [gpu(0, 80)];
@@ -255,7 +255,7 @@ fn windows_leave_a_part_of_the_gpu_to_those_without_one() {
     ] {
         let told = placed(env, load, &rules, true);
         assert_eq!(told.is_ok(), is_granted, "{env:?} beside {load:?}: {told:?}");
-        // Nothing is known of the time of those that libraries hold.
+        // Leases that libraries enforce do not count: their use of time is unknown.
         assert_eq!(placed(env, load, &rules, false), Ok(()), "{env:?} beside {load:?}");
     }
     let told = placed(&window, held(66, 1), &rules, true).unwrap_err();
@@ -265,7 +265,7 @@ fn windows_leave_a_part_of_the_gpu_to_those_without_one() {
     );
     let told = placed(&none, held(96, 0), &rules, true).unwrap_err();
     assert!(told.starts_with("windows of other containers take 96% of GPU 0"), "{told}");
-    // One on a GPU is answered before others.
+    // Only one lease on a GPU may have the latency policy.
     let latency = ["GPUSHARE_CORES=30", "GPUSHARE_COMPUTE_POLICY=latency"];
     assert_eq!(placed(&latency, held(30, 1), &rules, true), Ok(()));
     let told = placed(&latency, GpuLoad { latency: 1, ..held(30, 1) }, &rules, true).unwrap_err();

@@ -13,13 +13,13 @@ use crate::place::{Admission, place};
 use crate::pod::words;
 
 impl Store {
-    /// Grants `request` to a claim, for the pods with these UIDs. A claim that has a lease for an equal
-    /// request keeps it, with its token. One that asks for something else gets a new lease, if no container
-    /// holds the old one, for which `swept` is called then.
+    /// Grants `request` to a claim, for the pods with these UIDs. A claim that already has a lease for an equal
+    /// request keeps it, with its token. A claim with a different request gets a new lease, if no container uses the
+    /// old one; `swept` is called for the old one.
     ///
     /// # Errors
-    /// As [`Store::reserve`]; also when containers hold the claim's lease for another request, or its UID is
-    /// no name of a lease.
+    /// The same as for [`Store::reserve`]; also when containers use the claim's lease for another request, or its UID
+    /// is not valid in a lease key.
     pub fn reserve_claim(
         &self,
         name: &ClaimName,
@@ -93,15 +93,15 @@ impl Store {
         Ok((claim, lease, replaced))
     }
 
-    /// Lets the pods with these UIDs use the claim, and no others any more. Returns whether that is news. It
-    /// is no error if there is no such claim.
+    /// Allows the pods with these UIDs to use the claim, and no others. Returns whether anything changed. Does nothing
+    /// if there is no such claim.
     ///
     /// # Errors
     /// When the store fails.
     pub fn set_claim_pods(&self, uid: &str, pods: Option<&[String]>) -> Result<bool, StoreError> {
         let Ok(key) = LeaseKey::of_claim(uid) else { return Ok(false) };
         let differs = |entry: &Entry| entry.claim.as_ref().is_some_and(|claim| claim.pods.as_deref() != pods);
-        // Usually there is no news, and to see that needs no turn.
+        // Usually nothing changed; checking that needs no turn.
         if !self.ledger.read()?.of(&key)?.is_some_and(|entry| differs(entry)) {
             return Ok(false);
         }
@@ -113,7 +113,7 @@ impl Store {
         writing.commit().map(|_| true)
     }
 
-    /// What the claim's lease was granted for, as [`words`] has it; `None` if there is no such claim.
+    /// The request of the claim's lease, in the form of [`words`]; `None` if there is no such claim.
     ///
     /// # Errors
     /// When the store fails.
@@ -122,8 +122,8 @@ impl Store {
         Ok(self.ledger.read()?.of(&key)?.and_then(|entry| Some(entry.claim.as_ref()?.request.clone())))
     }
 
-    /// Ends a claim's part in its lease. Containers that still hold the lease keep it until they end. It is
-    /// no error if there is no such claim.
+    /// Removes a claim from its lease. Containers that still hold the lease keep it until they end. Does nothing if
+    /// there is no such claim.
     ///
     /// # Errors
     /// When the store fails.
@@ -134,7 +134,7 @@ impl Store {
         Ok(Some(Swept { lease, key, left }).filter(|swept| swept.left != Release::Nothing))
     }
 
-    /// All claims with their leases, oldest first.
+    /// Returns all claims with their leases, oldest first.
     ///
     /// # Errors
     /// When the store fails.
@@ -143,8 +143,8 @@ impl Store {
         Ok(entries.filter_map(|entry| Some((entry.claim?, entry.lease))).collect())
     }
 
-    /// The claim whose token this is, with its lease. A claim that was released has none, even while its
-    /// containers hold the lease.
+    /// Returns the claim with this token, and its lease. A released claim has no token, even while its containers hold
+    /// the lease.
     ///
     /// # Errors
     /// When the store fails.
@@ -157,12 +157,12 @@ impl Store {
 }
 
 impl Entry {
-    /// Whether it was reserved for a claim, and no container has it.
+    /// Whether it was reserved for a claim, and no container uses it.
     pub(super) fn waits_for_its_first_container(&self) -> bool {
         self.lease.member.holder.is_agent() && self.lease.others.is_empty()
     }
 
-    /// The claim that it was made for, while that was not released.
+    /// The claim that it was made for, unless the claim was released.
     fn held_by_claim(&self) -> Option<&ResourceClaim> {
         let holds =
             |claim: &&ResourceClaim| self.lease.members().any(|member| member.is_claim(&claim.name.uid));
@@ -171,7 +171,7 @@ impl Entry {
 }
 
 impl Page {
-    /// The lease `id`, which a container of its claim joins; `None` once the claim was released.
+    /// Returns the lease `id` for a container of its claim to join; `None` once the claim was released.
     pub(super) fn claimed(&mut self, id: i64) -> Result<Option<&mut Entry>, StoreError> {
         Ok(self.lease(id)?.filter(|entry| entry.held_by_claim().is_some()))
     }

@@ -1,4 +1,4 @@
-//! Which lease a container of a pod joins.
+//! Chooses the lease that a container of a pod joins.
 
 use gpushare_inventory::GpuUuid;
 
@@ -7,7 +7,7 @@ use crate::ledger::{Entry, Page, quoted};
 use crate::pod::Pod;
 
 impl Page {
-    /// The GPUs of which containers of `pod` below this runtime root, or any, have shares.
+    /// The GPUs on which containers of `pod` below this runtime root, or any root, have shares.
     pub(super) fn gpus_of(&self, root: Option<&str>, pod: &Pod) -> Result<Vec<GpuUuid>, StoreError> {
         let is_below = |entry: &Entry| root.is_none_or(|root| entry.root == root);
         let of_pod = |entry: &Entry| is_below(entry) && entry.sandbox.as_ref() == Some(&pod.sandbox);
@@ -15,9 +15,9 @@ impl Page {
         Ok(its.iter().flat_map(|entry| &entry.lease.grants).map(|grant| grant.gpu).collect())
     }
 
-    /// The lease of `pod` that its container joins instead of getting its own: the lease of the container
-    /// whose pid namespace it joins, or the pod's, if it asks for that. `asked` is then the request in words,
-    /// and has to equal those of the pod's lease.
+    /// The lease that a container of `pod` joins instead of getting its own: the lease of the container whose pid
+    /// namespace it joins, or the pod's lease, if it requests that. `asked` is then the request in words, and must
+    /// equal that of the pod's lease.
     pub(super) fn joined(
         &mut self,
         root: &str,

@@ -40,7 +40,7 @@ fn file(folder: &TempDir) -> PathBuf {
 /// The ledger's name in an earlier boot.
 const EARLIER: &str = "leases-11111111-2222-3333-4444-555555555555";
 
-/// Makes the store one of an earlier boot.
+/// Turns the store into one of an earlier boot.
 fn restart(folder: &TempDir) -> Store {
     let spare = |path: PathBuf| path.with_extension("spare");
     let _ = fs::rename(spare(file(folder)), spare(folder.path().join(EARLIER)));
@@ -94,7 +94,7 @@ fn release_undoes_reserve_and_twice_is_once() {
 fn a_late_release_of_an_old_lease_spares_its_successor() {
     let (_folder, store) = open();
     let old = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &gone()).unwrap();
-    // The engine starts the container anew before the old poststop hook has run.
+    // The engine restarts the container before the old poststop hook has run.
     let new = keep(&store, "a", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
     let late = store.release(old.id, &old.member.key, ReleaseReason::Ended).unwrap();
     assert_eq!(late, Release::Nothing);
@@ -174,7 +174,7 @@ fn of_two_first_containers_the_slower_opens_the_store_of_the_faster() {
     let turn = Turn::take(folder.path()).unwrap();
     let slower = thread::scope(|scope| {
         let slower = scope.spawn(|| Store::open(folder.path()));
-        // Time to find no ledger and to wait for its turn to make one.
+        // Gives the thread time to find no ledger and to wait for its turn.
         thread::sleep(Duration::from_millis(200));
         fs::rename(file(&made), file(&folder)).unwrap();
         make_region(folder.path(), &lease);
@@ -335,7 +335,7 @@ fn a_newer_version_is_refused() {
     assert!(matches!(store.leases(), Err(StoreError::Version { version: 99, .. })));
 }
 
-/// Not a test of its own: `sixty_four_processes_get_exactly_what_fits` starts this process 64 times.
+/// A helper process, not a test of its own: `sixty_four_processes_get_exactly_what_fits` starts it 64 times.
 #[test]
 fn helper_process_reserves_one_share() {
     let (Ok(state), Ok(name)) = (std::env::var("QUOTA_TEST_STATE"), std::env::var("QUOTA_TEST_NAME")) else {
@@ -418,8 +418,7 @@ fn an_update_changes_the_store_and_writes_the_lesser_first() {
         let mut written = Vec::new();
         let (_, new) = update(&store, &lease, &memory(size), |lease| {
             written.push(lease.grants[0].memory.bytes() / GIB);
-            // At the first call the store has not changed yet, at the second it has. The file never grants
-            // more.
+            // At the first call the store is unchanged, at the second it has changed. The file never grants more.
             let stored =
                 Store::open(store.ledger.state()).unwrap().lease(&lease.member.key).unwrap().unwrap();
             assert!(lease.grants[0].memory <= stored.grants[0].memory);
@@ -490,7 +489,7 @@ fn a_store_that_is_kept_in_another_pid_namespace_is_left_alone() {
         elsewhere.stands(lease.id).unwrap(),
         "its holder is not to be seen from here, and not proved gone"
     );
-    // One without leases is taken over.
+    // A ledger without leases moves to the new namespaces.
     elsewhere.release(lease.id, &lease.member.key, ReleaseReason::Forced).unwrap();
     let taken = keep(&store, "b", &["GPUSHARE_MEMORY=30GiB"], &here()).unwrap();
     assert_eq!(store.leases().unwrap(), [taken]);
@@ -512,7 +511,7 @@ fn a_store_with_a_damaged_byte_never_says_that_less_is_granted() {
         fs::write(file(&folder), &bytes).unwrap();
         match store.preview(None, &request, &[gpu(0, 80)], &Admission::default()) {
             Ok(grants) => panic!("byte {at} damaged, and {grants:?} would be granted beside 60 GiB of 80"),
-            // Only the blank lines at the end do not count.
+            // Only the blank lines at the end are insignificant.
             Err(ReserveError::Refused(_)) => {
                 unharmed += usize::from(whole[at..].iter().all(|byte| *byte == b'\n'))
             }

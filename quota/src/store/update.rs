@@ -1,5 +1,5 @@
-//! Changes a living lease. At no instant do the containers' files together grant more than the store, or the
-//! store more than the node has.
+//! Changes a living lease. At no instant do the containers' files together grant more than the store, or the store
+//! more than the node has.
 
 use std::io;
 
@@ -11,19 +11,19 @@ use crate::lease::{Lease, LeaseKey, LeaseState, summary};
 use crate::place::{Admission, Refusal};
 use crate::update::{Change, changed, narrower};
 
-/// Why a lease was not changed. The lease stands as it was.
+/// Why a lease was not changed. The lease keeps its old state.
 #[derive(Debug, thiserror::Error)]
 pub enum UpdateError {
-    /// The node has no room for what grows.
+    /// The node has no room for the growth.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The container holds no such lease, or the lease ended meanwhile.
+    /// The container does not hold such a lease, or the lease ended meanwhile.
     #[error("container {0} holds no share (any more) (`gpushare ps`)")]
     NoLease(LeaseKey),
     /// The container is still being created.
     #[error("container {0} is still being created; try again when it runs")]
     Reserved(LeaseKey),
-    /// The lease is of whole GPUs, or of turns on them: neither has limits to change.
+    /// The lease is of whole GPUs or time slices, which have no limits to change.
     #[error("container {0} holds whole GPUs or time slices, which have no limits to change")]
     Unlimited(LeaseKey),
     /// Memory that grows and shrinks by itself.
@@ -46,7 +46,7 @@ pub enum UpdateError {
     Limits {
         /// The container whose limits file could not be written.
         key: LeaseKey,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
     /// The store cannot be used.
@@ -55,12 +55,11 @@ pub enum UpdateError {
 }
 
 impl Store {
-    /// Changes the living lease `id` of container `key`, by all of `changes` or none, and returns the lease
-    /// before and after. `write` puts a lease's figures into the container's `limits` file. A resource claim
-    /// without a container may have no file yet. It is called twice while this process has its
-    /// turn: first with the lesser of old and new figures, then, once the store has the new ones, with the
-    /// new ones. If this process is killed in between, the container has less than the store says, never
-    /// more, and [`Store::settle`] mends that.
+    /// Changes the living lease `id` of container `key`, by all of `changes` or none, and returns the lease before and
+    /// after. `write` puts a lease's figures into the container's `limits` file. A resource claim without a container
+    /// may have no file yet. `write` is called twice while this process has its turn: first with the lesser of old and
+    /// new figures, then, once the store has the new ones, with the new ones. If this process is killed in between,
+    /// the container has less than the store says, never more, and [`Store::settle`] repairs that.
     ///
     /// # Errors
     /// When the node has no room, the lease cannot be changed, or the store or the file fails.
@@ -106,7 +105,7 @@ impl Store {
         };
         let (container, with) = (&key.container, new.others.len());
         match new.elastic {
-            // Its container decides how often.
+            // Log at debug level: the container decides how often this happens.
             Some(_) => tracing::debug!(%container, with, grants = %summary(&new), "lease changed"),
             None => tracing::info!(%container, with, grants = %summary(&new), "lease changed"),
         }
@@ -116,9 +115,8 @@ impl Store {
         Ok((old, new))
     }
 
-    /// Calls `act` with the lease `id` of container `key` while nobody else can change the lease, so what
-    /// `act` writes into the container's file is never older than what the store says. `None` when there is
-    /// no such active lease.
+    /// Calls `act` with the lease `id` of container `key` while no other process can change the lease, so `act` never
+    /// writes older figures into the container's file than the store has. `None` if there is no such active lease.
     ///
     /// # Errors
     /// When the store fails, or other processes kept it busy.

@@ -1,5 +1,5 @@
-//! What a process's contexts take of a GPU beside its own allocations: code, local memory and the driver's own
-//! structures. A library charges the cost in advance. The host's figure of what they really take replaces it.
+//! Memory that a process's contexts use on a GPU in addition to its own allocations: code, local memory and the
+//! driver's own structures. A library charges the cost in advance. The host's measurement of the real use replaces it.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -7,87 +7,87 @@ use super::LimitLine;
 
 const MIB: u64 = 1 << 20;
 
-/// What the contexts of one process take on one GPU, in bytes.
+/// Memory that the contexts of one process use on one GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextCost {
-    /// A context in which nothing was loaded. Without this much room no context is made.
+    /// A context in which nothing was loaded. Without this much room no context is created.
     pub bare: u64,
-    /// The most that was seen once libraries had loaded their code. The difference to `bare` is kept free.
+    /// The most that was observed once libraries had loaded their code. The difference to `bare` is kept free.
     pub most: u64,
 }
 
 impl ContextCost {
-    /// What is charged on a GPU of which nothing was seen yet. An H200 with driver 580 took 520 MiB bare and 676 MiB
-    /// with cuBLAS loaded; no other library or GPU was seen to take more than `most`.
+    /// The charge on a GPU without observations. An H200 with driver 580 took 520 MiB bare and 676 MiB with cuBLAS
+    /// loaded; no other library or GPU was seen to take more than `most`.
     pub const UNKNOWN: Self = Self { bare: 520 * MIB, most: 776 * MIB };
 }
 
-/// What a container's contexts really take, as a part of what its books charge for them.
+/// Memory that a container's contexts really use, as a fraction of the charge for them in the usage file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overhead {
-    /// The part, in 65,536ths.
+    /// The fraction, in 65,536ths.
     part: u32,
-    /// Whether the host looked within the last second.
+    /// Whether the host measured within the last second.
     is_fresh: bool,
 }
 
-/// [`Overhead::part`] where contexts take exactly what is charged.
+/// [`Overhead::part`] if contexts use exactly the charged memory.
 const EVEN: u32 = 1 << 16;
-/// A look that is longer ago says nothing new, in units of [`TICK`].
+/// A measurement older than this is stale, in units of [`TICK`].
 const FRESH: u32 = 954;
-/// The unit of a look's time: 2^20 nanoseconds, about a millisecond.
+/// The unit of a measurement's time: 2^20 nanoseconds, about a millisecond.
 const TICK: u32 = 20;
 
 impl Overhead {
-    /// The overhead of contexts that take `taken` bytes and are charged as `charged`; `None` where nothing is charged.
+    /// The overhead of contexts that use `taken` bytes and are charged `charged`; `None` if nothing is charged.
     pub fn new(taken: u64, charged: u64) -> Option<Self> {
         let part = (u128::from(taken) * u128::from(EVEN)).div_ceil(u128::from(charged).max(1));
-        // 0 stands for "no figure" in the file.
+        // 0 means "no figure" in the file.
         let part = u32::try_from(part).unwrap_or(u32::MAX).max(1);
         (charged > 0).then_some(Self { part, is_fresh: true })
     }
 
-    /// The larger of two.
+    /// Returns the larger of the two.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         if self.part >= other.part { self } else { other }
     }
 
-    /// What contexts take that are charged as `charged` bytes.
+    /// Returns the memory that contexts with a charge of `charged` bytes really use.
     pub fn of(self, charged: u64) -> u64 {
         let bytes = u128::from(charged) * u128::from(self.part) / u128::from(EVEN);
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
-    /// Whether contexts take more than is charged.
+    /// Whether contexts use more than is charged.
     pub const fn is_beyond(self) -> bool {
         self.part > EVEN
     }
 }
 
 impl LimitLine {
-    /// What a process's contexts are charged as.
+    /// Returns the charge for a process's contexts.
     pub fn context_cost(&self) -> ContextCost {
         let [bare, most] = [&self.context_mebibytes, &self.context_most_mebibytes]
             .map(|word| u64::from(word.load(Relaxed)) * MIB);
         if bare == 0 { ContextCost::UNKNOWN } else { ContextCost { bare, most: most.max(bare) } }
     }
 
-    /// Writes what contexts are charged as from now on, rounded up to MiB.
+    /// Sets the charge for contexts from now on, rounded up to MiB.
     pub fn set_context_cost(&self, cost: ContextCost) {
         let mebibytes = |bytes: u64| u32::try_from(bytes.div_ceil(MIB)).unwrap_or(u32::MAX);
         self.context_most_mebibytes.store(mebibytes(cost.most), Relaxed);
         self.context_mebibytes.store(mebibytes(cost.bare), Relaxed);
     }
 
-    /// Writes what the host saw at `now`, in monotonic nanoseconds; `None`: it does not know.
+    /// Writes the host's measurement at `now`, in monotonic nanoseconds; `None` if it has none.
     pub fn set_overhead(&self, overhead: Option<Overhead>, now: u64) {
         let part = overhead.map_or(0, |overhead| overhead.part);
         self.overhead.store(u64::from(ticks(now)) << 32 | u64::from(part), Relaxed);
     }
 
-    /// What the host last saw, `now` in monotonic nanoseconds. A figure that is more than a second old counts only if
-    /// it is above what is charged, since a context's code does not go away.
+    /// Returns the host's last measurement, with `now` in monotonic nanoseconds. A figure that is more than a second
+    /// old counts only if it is above the charge, since a context's code does not go away.
     pub fn overhead(&self, now: impl FnOnce() -> u64) -> Option<Overhead> {
         let word = self.overhead.load(Relaxed);
         #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
@@ -99,7 +99,7 @@ impl LimitLine {
         Some(Overhead { part, is_fresh }).filter(|overhead| is_fresh || overhead.is_beyond())
     }
 
-    /// Whether contexts were last seen to take more than is charged for them.
+    /// Whether contexts used more than their charge at the last measurement.
     #[inline]
     pub fn is_beyond_cost(&self) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "the lower half of the word")]

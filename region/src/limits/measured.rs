@@ -1,4 +1,4 @@
-//! What the host's meter says about each GPU: the words in the file, and the same as a value.
+//! The host meter's measurements of each GPU: the words in the file, and the same as a value.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -6,63 +6,61 @@ use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 use super::LimitsFile;
 use crate::MAX_DEVICES;
 
-/// What the host's meter says about the container on one GPU. Written under its own sequence counter.
+/// The host meter's measurements of the container on one GPU. Written under its own sequence counter.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub struct Measured {
     /// Odd while the host writes.
     pub sequence: AtomicU32,
-    /// Always 0: libraries of earlier versions read here how much idle time a container was lent.
+    /// Always 0: libraries of earlier versions read the idle time lent to a container here.
     lent: AtomicU32,
-    /// End of the last sampling window that is counted, monotonic time in nanoseconds; 0: nothing was ever
-    /// measured.
+    /// End of the last counted sampling window, monotonic time in nanoseconds; 0: nothing was ever measured.
     pub until: AtomicU64,
     /// GPU time of the container's processes in all windows so far, in nanoseconds.
     pub own_nanoseconds: AtomicU64,
-    /// With [`BY_RECORD`] the GPU time is that of the GPU's own record. The rest is any other number in each
-    /// window: from an equal one libraries of earlier versions took it that nobody else used the GPU.
+    /// With [`BY_RECORD`] the GPU time is from the GPU's own record. The other bits differ in each window: libraries
+    /// of earlier versions concluded from an equal value that no other process used the GPU.
     source: AtomicU64,
-    /// Device memory that the driver counts for the container's processes, in bytes; 0 where the driver does
-    /// not tell.
+    /// Device memory that the driver counts for the container's processes, in bytes; 0 if the driver does not report
+    /// it.
     pub memory_bytes: AtomicU64,
-    /// Monotonic time at which the host wrote this line, in nanoseconds. An old time means that the meter has
-    /// stopped.
+    /// Monotonic time at which the host wrote this line, in nanoseconds. An old time means that the meter has stopped.
     pub written: AtomicU64,
-    /// Part of `memory_bytes` that the container's own books do not explain, in bytes; 0: the books explain
-    /// all of it. Below [`WITHHELD`].
+    /// Part of `memory_bytes` that the container's usage file does not explain, in bytes; 0: it explains everything.
+    /// Below [`WITHHELD`].
     unbooked: AtomicU64,
-    /// What the node could add to the line's memory limit now, in MiB. The meter alone writes this word and
-    /// the next, and no other part of the line with them.
+    /// Memory that the node could add to the line's memory limit now, in MiB. Only the meter writes this word and the
+    /// next, and no other part of the line with them.
     pub room_mebibytes: AtomicU32,
-    /// Number of the last wish for a higher limit that the meter has answered, one way or the other.
+    /// Number of the last request for a higher limit that the meter has granted or denied.
     pub answered: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Measured>() == 64);
 
-/// The bit of [`Measured::unbooked`] by which libraries of earlier versions lower their limit by the bytes.
+/// The bit of [`Measured::unbooked`] that makes libraries of earlier versions lower their limit by the bytes.
 const WITHHELD: u64 = 1 << 63;
 
-/// The bit of [`Measured::source`] by which the GPU time is that of the GPU's own record.
+/// The bit of [`Measured::source`] which says that the GPU time is from the GPU's own record.
 const BY_RECORD: u64 = 1 << 63;
 
 const LINES: usize = core::mem::offset_of!(LimitsFile, measured);
 
-/// A line of the host's measurements as a value; all zero where nothing was measured. The fields are those of
+/// A line of the host's measurements as a value; all zero if nothing was measured. The fields are those of
 /// [`Measured`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measurement {
-    /// End of the last window counted, monotonic nanoseconds; 0: nothing was measured.
+    /// End of the last counted window, monotonic nanoseconds; 0: nothing was measured.
     pub until: u64,
     /// GPU time of the container, in nanoseconds.
     pub own_nanoseconds: u64,
-    /// Device memory by the driver's count, in bytes.
+    /// Device memory that the driver counts, in bytes.
     pub memory_bytes: u64,
-    /// When the host wrote the line, monotonic nanoseconds; 0: never.
+    /// Monotonic time at which the host wrote the line, in nanoseconds; 0: never.
     pub written: u64,
-    /// Device memory that the container's own books do not explain, in bytes.
+    /// Device memory that the container's usage file does not explain, in bytes.
     pub unbooked_bytes: u64,
-    /// Whether the GPU time is that of the GPU's own record of context switches, and not of NVML's samples.
+    /// Whether the GPU time is from the GPU's own record of context switches, not from NVML's samples.
     pub is_by_record: bool,
 }
 
@@ -84,8 +82,8 @@ impl Measured {
         self.sequence.store(writing.wrapping_add(1), Release);
     }
 
-    /// The line; `None` while a write is in progress. A reader tries again a few times and then does without
-    /// the line.
+    /// Returns the line; `None` while a write is in progress. A reader retries a few times and then does without the
+    /// line.
     pub fn get(&self) -> Option<Measurement> {
         let before = self.sequence.load(Acquire);
         let value = Measurement {
@@ -101,9 +99,9 @@ impl Measured {
     }
 }
 
-/// The measurements in the bytes of a limits file, for the host's own display and for a meter that continues
-/// where another stopped; `None` when the bytes are too few. A line that was being written reads as nothing
-/// measured. The caller reads the file twice: bytes that are equal both times are not torn.
+/// The measurements in the bytes of a limits file, for the host's own display and for a meter that continues where
+/// another stopped; `None` if there are too few bytes. A line with a write in progress reads as not measured. The
+/// caller reads the file twice: bytes that are equal both times are not torn.
 pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
     let lines = bytes.get(LINES..LINES + MAX_DEVICES * size_of::<Measured>())?;
     let mut all = [Measurement::default(); MAX_DEVICES];

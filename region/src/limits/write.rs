@@ -1,5 +1,4 @@
-//! The host's writer: changes grants in place, and compares a file with what was granted to find foreign
-//! changes.
+//! The host's writer: changes grants in place, and compares a file with the grants to detect foreign changes.
 
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
@@ -15,10 +14,10 @@ const SEQUENCE: core::ops::Range<usize> = 16..20;
 const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
 
 impl LimitsFile {
-    /// Writes all that `grants`, `host_bytes` and `is_supervised` say over whatever the file held, and leaves
-    /// the measurements alone. Only one writer may run at a time. A writer that died half-way leaves an odd
-    /// sequence, from which the next writer continues. Each word is stored once, so a reader of a single word
-    /// sees the old or the new value. Grants beyond the file's last line are not written.
+    /// Overwrites the file with `grants`, `host_bytes` and `is_supervised`, and leaves the measurements alone. Only
+    /// one writer may run at a time. A writer that died half-way leaves an odd sequence, from which the next writer
+    /// continues. Each word is stored once, so a reader of a single word sees the old or the new value. Grants beyond
+    /// the file's last line are not written.
     pub fn set_grants(&self, grants: &[DeviceLimits], host_bytes: u64, is_supervised: bool) {
         let header = &self.header;
         let writing = header.sequence.load(Relaxed) | 1;
@@ -46,8 +45,8 @@ impl LimitsFile {
 }
 
 impl LimitsFile {
-    /// Writes the memory limits of the first lines alone, each in one store, and makes them seen before what
-    /// the caller reads next. The sequence stays: the account of compute goes on.
+    /// Writes only the memory limits of the first lines, each in one store, and makes them visible before the caller's
+    /// next reads. Leaves the sequence unchanged: the account of compute goes on.
     pub fn set_memory(&self, limits: impl Iterator<Item = u64>) {
         for (line, bytes) in self.devices.iter().zip(limits) {
             line.memory_bytes.store(bytes, SeqCst);
@@ -57,7 +56,7 @@ impl LimitsFile {
 }
 
 impl LimitLine {
-    /// Writes the grant; without one, `bytes` alone, which are the host's or 0.
+    /// Writes the grant; without one, only `bytes`, which are the host's or 0.
     fn set(&self, grant: Option<&DeviceLimits>, bytes: u64) {
         let uuid = grant.map_or([0; 16], |grant| grant.uuid);
         for (word, bytes) in self.uuid.iter().zip(uuid.chunks_exact(4)) {
@@ -72,9 +71,9 @@ impl LimitLine {
     }
 }
 
-/// Whether the bytes of a limits file grant the same as `granted`, which
-/// [`encode_limits`](super::encode_limits) gave. The host's figures may differ, and so may the sequence, which
-/// must not say that a write is in progress.
+/// Whether the bytes of a limits file grant the same as `granted`, the result of
+/// [`encode_limits`](super::encode_limits). The host's figures may differ, and so may the sequence, but the sequence
+/// must not indicate a write in progress.
 pub fn grants_are(bytes: &[u8], granted: &[u8; LIMITS_LEN]) -> bool {
     let equal = |range: core::ops::Range<usize>| bytes.get(range.clone()) == granted.get(range);
     let sequence = bytes.get(SEQUENCE).and_then(|bytes| bytes.first_chunk());

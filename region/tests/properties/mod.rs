@@ -1,12 +1,12 @@
-//! What must hold for the host's readers whatever bytes a container leaves behind. The bounded test beside
-//! this folder and `testbed/fuzz` share it.
+//! Properties that the host's readers must have for any bytes that a container leaves. The bounded test next to this
+//! folder and `testbed/fuzz` share them.
 
 use gpushare_region::{
     LIMITS_LEN, MAX_DEVICES, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, encode_limits, grants_are, measurements,
     processes, read_throttled, read_usage,
 };
 
-/// Checks the readers of a usage file over these bytes.
+/// Checks the readers of a usage file with these bytes.
 pub fn usage(bytes: &[u8]) {
     let read = read_usage(bytes);
     assert_eq!(read.is_ok(), processes(bytes).is_ok(), "the two readers disagree about damage");
@@ -30,12 +30,12 @@ pub fn usage(bytes: &[u8]) {
         assert_eq!(device.launches, sum(|device| device.launches));
         assert_eq!(device.gpu_nanoseconds, sum(|device| device.gpu_nanoseconds));
     }
-    // What follows the file is ignored.
+    // Bytes after the file are ignored.
     let longer = [bytes, &[0xff; 64]].concat();
     assert_eq!(read_usage(&longer), Ok(read));
 }
 
-/// Checks the readers of a limits file over these bytes. A container that may mount could have written them.
+/// Checks the readers of a limits file with these bytes. A container that may mount could have written them.
 pub fn limits(bytes: &[u8]) {
     assert_eq!(measurements(bytes).is_some(), bytes.len() >= LIMITS_LEN);
     let none = encode_limits(&[], 0).expect("no GPU is not too many");

@@ -14,7 +14,7 @@ fn claim(store: &Store, uid: &str, env: &[&str]) -> Result<(ResourceClaim, Lease
     store.reserve_claim(&name(uid), None, &request(env), &[gpu(0, 80)], &Admission::default(), |_| ())
 }
 
-/// A container of the claim whose lease is `id`.
+/// Adds a container to the claim whose lease is `id`.
 fn join(store: &Store, container: &str, id: i64) -> Result<Lease, ReserveError> {
     let request = Request { reserved: Some(id), ..request(&["GPUSHARE_MEMORY=30GiB"]) };
     keep_in(store, None, &member(container, &here()), &request)
@@ -97,7 +97,7 @@ fn the_second_claim_that_would_be_answered_before_others_is_refused_where_it_beg
     let (_folder, store) = open();
     let asked = ["GPUSHARE_MEMORY=10GiB", "GPUSHARE_CORES=30", "GPUSHARE_COMPUTE_POLICY=latency"];
     let begin = |uid: &str, is_scheduled: bool| {
-        // Who will hold it is not known when it is reserved.
+        // The enforcement is unknown when the lease is reserved.
         let (_, lease) = claim(&store, uid, &asked).unwrap();
         let request = Request {
             reserved: Some(lease.id),
@@ -111,7 +111,7 @@ fn the_second_claim_that_would_be_answered_before_others_is_refused_where_it_beg
     let refused = begin("b", true).unwrap_err().to_string();
     assert!(refused.contains("compute-policy=latency is on GPU 0 "), "{refused}");
     assert_eq!(begin("c", false).unwrap().enforcement, Enforcement::Intercepted);
-    // Nor do windows leave nothing to who begins between them.
+    // Windows must leave time for a container that runs between them.
     let fixed = ["GPUSHARE_MEMORY=10GiB", "GPUSHARE_CORES=10"];
     let (_, lease) = claim(&store, "d", &fixed).unwrap();
     let scheduled = |words| Request { is_supervised: true, is_scheduled: true, ..request(words) };
@@ -121,7 +121,7 @@ fn the_second_claim_that_would_be_answered_before_others_is_refused_where_it_beg
     let refused = refused.map(drop).unwrap_err().to_string();
     assert!(refused.contains("compute_reserve"), "{refused}");
     assert_eq!(store.lease(&LeaseKey::of_claim("d").unwrap()).unwrap().unwrap().others.len(), 0);
-    // Whoever began starts anew, whatever has changed since.
+    // A container that already joined can restart, regardless of later changes.
     assert!(keep_in(&store, None, &member("d", &here()), &request).is_ok());
     let first = store.lease(&LeaseKey::of_claim("a").unwrap()).unwrap().unwrap();
     let container = member("a", &here());

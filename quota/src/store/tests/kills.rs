@@ -1,4 +1,4 @@
-//! Processes that are killed while they write, readers beside writers, and a full disk.
+//! Processes that are killed while they write, readers that run during writes, and a full disk.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -6,23 +6,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
-/// Not a test of its own: it makes and ends leases without pause, and says each before and after. It ends by
-/// itself if it is told after how many.
+/// A helper process, not a test of its own: it makes and ends leases without pause, and prints each step before and
+/// after. It stops after `QUOTA_KILL_MOST` leases, if that is set.
 #[test]
 fn helper_process_reserves_and_releases() {
     let (Ok(state), Ok(name)) = (std::env::var("QUOTA_KILL_STATE"), std::env::var("QUOTA_KILL_NAME")) else {
         return;
     };
     let store = Store::open(Path::new(&state)).unwrap();
-    // A holder that lives on, so that no sweep takes what must stand.
+    // A holder that lives on, so that the sweep does not remove the leases.
     let parent = Holder::init(i32::try_from(std::os::unix::process::parent_id()).unwrap()).unwrap();
     let most = std::env::var("QUOTA_KILL_MOST").map_or(u64::MAX, |most| most.parse().unwrap());
     for number in 0..most {
         let container = format!("{name}-{number}");
-        // Small, so that one process does not fill the node before the other has begun.
+        // Small, so that one process does not fill the node before the other starts.
         let lease = keep(&store, &container, &["GPUSHARE_MEMORY=16MiB"], &parent).unwrap();
         println!("\n+{}", lease.id);
-        // Every second one stays.
+        // Every second lease stays.
         if number % 2 == 0 {
             println!("\n?{}", lease.id);
             store.release(lease.id, &lease.member.key, ReleaseReason::Ended).unwrap();
@@ -31,7 +31,7 @@ fn helper_process_reserves_and_releases() {
     }
 }
 
-/// What a killed process had said: leases that must stand, and those of which it is not known.
+/// The output of a killed process: leases that must exist, and a lease whose state is unknown.
 #[derive(Default)]
 struct Said {
     standing: Vec<i64>,
@@ -53,7 +53,7 @@ impl Said {
     }
 }
 
-/// The helper as a command, under `name`.
+/// Prepares the helper command, under `name`.
 fn helper(command: &mut Command, state: &TempDir, name: &str) {
     command
         .args(["--exact", "store::tests::kills::helper_process_reserves_and_releases", "--nocapture"])
@@ -63,7 +63,7 @@ fn helper(command: &mut Command, state: &TempDir, name: &str) {
         .stderr(Stdio::null());
 }
 
-/// `GPUSHARE_KILLS` rounds, else 60: two processes write, and one of them is killed at any point.
+/// `GPUSHARE_KILLS` rounds, 60 by default: two processes write, and one of them is killed at any point.
 #[test]
 fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
     let rounds = std::env::var("GPUSHARE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(60_u64);
@@ -93,7 +93,7 @@ fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
         for (said, output) in said.iter_mut().zip(&mut outputs) {
             let mut text = String::new();
             output.read_to_string(&mut text).unwrap();
-            // The line that the kill cut off says nothing.
+            // Ignore the line that the kill cut off.
             let whole = text.rfind('\n').map_or("", |end| &text[..end]);
             whole.lines().for_each(|line| said.hear(line));
         }
@@ -104,7 +104,7 @@ fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
         }
         expected.extend(said.iter().filter_map(|said| said.open));
         let unknown = standing.iter().filter(|id| !expected.contains(id)).count();
-        // One each may have been made and not said.
+        // Each process may have made one lease that it did not print.
         assert!(unknown <= 2, "round {round}: {unknown} leases that nobody made");
         assert_eq!(
             store.loads().unwrap().values().map(|load| load.leases).sum::<u64>(),
@@ -116,7 +116,7 @@ fn a_process_that_is_killed_loses_no_lease_and_leaves_none_behind() {
     }
 }
 
-/// Each call by which a turn touches the files, one after the other: the process is killed when it makes it.
+/// Tries each system call by which a turn touches the files: the process is killed when it makes the call.
 #[test]
 #[ignore = "needs strace: kills processes at each of their calls"]
 fn who_is_killed_at_any_call_leaves_a_whole_ledger() {
@@ -141,7 +141,7 @@ fn who_is_killed_at_any_call_leaves_a_whole_ledger() {
             let known = |id: &&i64| said.standing.contains(id) || said.open.as_ref() == Some(*id);
             let unknown = standing.iter().filter(|id| !known(id)).count();
             assert!(unknown <= 1, "{when}: {unknown} leases that nobody made");
-            // Whoever comes next has the turn, and room.
+            // The next process gets the turn, and has room.
             let next = keep(&store, "next", &["GPUSHARE_MEMORY=1GiB"], &here()).unwrap();
             store.release(next.id, &next.member.key, ReleaseReason::Ended).unwrap();
             for lease in store.leases().unwrap() {
@@ -157,7 +157,7 @@ fn who_is_killed_at_any_call_leaves_a_whole_ledger() {
     assert!(kills > 120, "{kills}");
 }
 
-/// The second file at any point of a write, read by name and by a reader who opened it when it was the first.
+/// The second file at any point of a write, opened by its name, or by a reader when it was still the first.
 #[test]
 fn a_text_that_was_not_put_in_force_does_not_count() {
     let (folder, store) = open();
@@ -231,8 +231,8 @@ fn who_reads_beside_writers_sees_whole_states() {
     });
 }
 
-/// The first file is long, the second one is still short, and the disk is full: what is written next is
-/// shorter than the first and longer than the second.
+/// The first file is long, the second one is still short, and the disk is full: the next text is shorter than the
+/// first and longer than the second.
 #[test]
 #[ignore = "needs root: mounts a small file system"]
 fn on_a_full_disk_a_short_lease_ends_beside_a_long_one() {
@@ -267,7 +267,7 @@ fn on_a_full_disk_nothing_is_granted_and_every_share_comes_back() {
             break error;
         }
     };
-    // What was left of the room is taken too.
+    // Use up the remaining room too.
     let _ = fs::write(folder.path().join("filler"), vec![0; 64 << 10]);
     let mut left = store.leases().unwrap();
     let count = left.len();

@@ -1,4 +1,4 @@
-//! Leases that several containers hold.
+//! Leases that several containers share.
 
 use std::process::{Child, Stdio};
 
@@ -18,7 +18,7 @@ fn for_the_pod(env: &[&str]) -> Request {
 
 const FOUR: &[&str] = &["GPUSHARE_MEMORY=4GiB", "GPUSHARE_CORES=20"];
 
-/// A container of the pod `sandbox` that asks for the pod's share of 4 GiB.
+/// Adds a container that requests the pod's share of 4 GiB to the pod `sandbox`.
 fn join(store: &Store, container: &str, sandbox: &str) -> Result<Lease, ReserveError> {
     keep_in(store, Some(&pod(sandbox)), &member(container, &here()), &for_the_pod(FOUR))
 }
@@ -66,7 +66,7 @@ fn a_pods_containers_get_their_shares_of_one_gpu_unless_it_is_full() {
     let taken = [take("a", "pod", "30GiB"), take("b", "another", "10GiB"), take("c", "pod", "40GiB")];
     assert_eq!(taken, [0, 1, 0]);
     assert_eq!(take("d", "pod", "20GiB"), 1, "the pod's GPU has no room for it");
-    // From now on the pod has shares of both, and the other one has more room.
+    // From now on the pod has shares on both GPUs, and the other one has more room.
     assert_eq!(take("e", "pod", "5GiB"), 1);
 }
 
@@ -78,7 +78,7 @@ fn a_pods_lease_ends_with_the_last_of_its_containers() {
     let release = |container| store.release(lease.id, &key(container), ReleaseReason::Ended).unwrap();
     assert_eq!((release("a"), release("a")), (Release::Left, Release::Nothing));
     assert_eq!(held(&store), 4);
-    // A container that comes again while the other lives gets the same share.
+    // A container that returns while the other lives gets the same share.
     assert_eq!(join(&store, "a2", "pod").unwrap().id, lease.id);
     assert_eq!((release("b"), release("a2")), (Release::Left, Release::Ended));
     assert_eq!((held(&store), store.stands(lease.id).unwrap()), (0, false));
@@ -165,8 +165,8 @@ fn the_sweep_takes_the_dead_of_a_pod_and_spares_the_others() {
     assert_eq!(swept, [Swept { lease: dead.id, key: key("dead"), left: Release::Left }]);
     assert_eq!((alive.id, held(&store)), (dead.id, 4));
     assert_eq!(ids(&store.lease(&key("alive")).unwrap().unwrap()), ["alive"]);
-    // Dead members are swept before an engine makes the same container anew, and before another request of
-    // the pod is refused.
+    // Dead members are swept before an engine recreates the same container, and before another request of the pod is
+    // refused.
     keep_in(&store, Some(&pod), &member("again", &gone()), &asked).unwrap();
     assert_eq!(join(&store, "again", "pod").unwrap().id, dead.id);
     for container in ["alive", "again"] {
@@ -229,7 +229,7 @@ impl Namespace {
         Self(Command::new("unshare").args(unshare).stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// The processes in it, oldest first.
+    /// The processes in the namespace, oldest first.
     fn holders(&self) -> [Holder; 2] {
         let child = |pid: u32| {
             let path = format!("/proc/{pid}/task/{pid}/children");
@@ -270,8 +270,8 @@ fn an_ephemeral_container_joins_the_share_of_its_target_and_no_other() {
     let early = grant("early", &joining("pod", of(&init)), &["GPUSHARE_MEMORY=1GiB"]);
     assert_ne!(early.id, target.id, "a container that is being created is no target yet");
     assert!(store.activate(target.id, &key("target"), &init).unwrap());
-    // The holder of `inside` is not the first process of its namespace, as in a pod whose containers share
-    // one.
+    // The holder of `inside` is not the first process of its namespace, as in a pod whose containers share a pid
+    // namespace.
     let inside = grant("inside", &pod("sharing"), &["GPUSHARE_MEMORY=1GiB"]);
     assert!(store.activate(inside.id, &key("inside"), &child).unwrap());
 
