@@ -2,42 +2,41 @@
 
 use gpushare_supervisor::abi::{switches::record, u32_at, u64_at};
 
-/// Who has the engine.
+/// The process and context that occupy the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder {
-    /// Number of the process that made the context's client, in the machine's own namespace. RM's own work
-    /// has [`u32::MAX`].
+    /// PID of the process that made the context's client, in the host's namespace. RM's own work has [`u32::MAX`].
     pub pid: u32,
-    /// RM's number of the context. It is never given again.
+    /// RM's number of the context. RM never reuses it.
     pub context: u32,
 }
 
-/// What happened.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A context has the engine from now on.
+    /// The context has the engine from now on.
     Start(Holder),
-    /// It has no more.
+    /// The context has left the engine.
     End(Holder),
-    /// Nobody has: the engine was reset.
+    /// The engine was reset, so no context has it.
     Reset,
-    /// Something that changes nothing of that. It has a number like the others.
+    /// An event that does not change the holder. It has a sequence number like the others.
     Other,
 }
 
 /// A line of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What happened.
+    /// Kind of an event.
     pub kind: Kind,
-    /// When, in nanoseconds of the card's clock.
+    /// Time of the event, in nanoseconds of the card's clock.
     pub at: u64,
-    /// The card's own count of switches, by which losses are noticed.
+    /// The card's own count of switches. Gaps in it reveal lost lines.
     pub sequence: u16,
 }
 
 impl Event {
-    /// Reads a line; `None` for one of another kind.
+    /// Parses a line. Returns `None` for a line of another kind.
     pub fn read(line: &[u8; record::SIZE]) -> Option<Self> {
         let [low, high] = *line.first_chunk()?;
         if u16::from_ne_bytes([low, high]) != record::TYPE {
@@ -54,7 +53,7 @@ impl Event {
         Some(Self { kind, at: u64_at(line, record::TIME), sequence })
     }
 
-    /// The line that says so, as RM writes it.
+    /// Formats the event as RM writes it.
     pub fn write(&self) -> [u8; record::SIZE] {
         let mut line = [0; record::SIZE];
         let (tag, holder) = match self.kind {

@@ -1,11 +1,11 @@
-//! Who held a card's compute engine, and for how long, by the card's own record of context switches.
+//! Reports which processes held a card's compute engine, and for how long, from the card's own record of context
+//! switches.
 //!
-//! The firmware writes down each switch with its time in nanoseconds, and RM hands the record out some 33 ms
-//! later ([`reader`]). Residency is worked out of it ([`time`]). It is exact while contexts take turns. One
-//! that nobody pushes off stays resident whether it works or not, so that such time has to be weighed by what
-//! else is known.
+//! The firmware records each switch with its time in nanoseconds, and RM hands the record out some 33 ms later
+//! ([`reader`]). [`time`] computes residency from it. Residency is exact while contexts take turns. A context that is
+//! not displaced stays resident whether it works or not, so weigh such time with other evidence.
 //!
-//! The record names processes by their bare numbers. Nobody is to be punished for what it says.
+//! The record names processes by bare PIDs, so do not punish a process on its evidence.
 
 pub mod event;
 pub mod reader;

@@ -1,4 +1,4 @@
-//! Reads the record of one card, as RM hands it out to administrators.
+//! Reads the record of one card, which RM hands out to administrators only.
 
 mod memory;
 
@@ -13,37 +13,38 @@ use gpushare_supervisor::manager::{Manager, OwnSubdevice, Subdevice, add_object,
 use self::memory::Mapped;
 use crate::event::Event;
 
-/// Lines that RM keeps until they are read: those of half a second of the fastest switching that was seen.
+/// Lines that RM keeps until they are read: half a second of the fastest switching we have seen.
 const LINES: u32 = 1 << 14;
-/// Room for the header of the buffer, a page.
+/// Room for the buffer's header, one page.
 const HEADER_ROOM: usize = 4096;
 
-/// Handles of the reader's own objects; its subdevice has 1 and 2.
+/// Handles of the reader's own objects. Its subdevice uses 1 and 2.
 const HEADER_MEMORY: u32 = 0x10;
 const LINE_MEMORY: u32 = 0x11;
 const BUFFER: u32 = 0x12;
 
-/// After which time all lines are there, in nanoseconds: RM looks each 33 ms, and the latest came after 43.
+/// Delay after which all lines are there, in nanoseconds. RM looks every 33 ms, and the latest line we saw came after
+/// 43.
 pub const DELAY: u64 = 60_000_000;
 
-/// Why a card's record cannot be read.
+/// The reason why a card's record cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
-    /// RM made no client or subdevice of the card.
+    /// RM made no client for the card, or no subdevice.
     #[error("the driver does not open the card")]
     NoCard,
     /// RM refused an object or a call.
     #[error("the driver refuses {what} (status 0x{status:x})")]
     Refused {
-        /// What was asked of it.
+        /// The refused object or call.
         what: &'static str,
         /// RM's status.
         status: u32,
     },
-    /// RM said why it does not hand the record out.
+    /// RM gave a reason for not handing the record out.
     #[error("{0}")]
     Reason(&'static str),
-    /// The memory with the lines cannot be mapped.
+    /// The memory that holds the lines cannot be mapped.
     #[error("the record cannot be mapped: {0}")]
     Map(nix::errno::Errno),
 }
@@ -54,15 +55,15 @@ pub struct Reader {
     own: OwnSubdevice<OwnedFd>,
     header: Mapped,
     lines: Mapped,
-    /// The next line.
+    /// Index of the next line.
     get: u32,
     /// Lines that RM has dropped so far.
     dropped: u64,
 }
 
 impl Reader {
-    /// Begins the record of the card with this UUID. `control` is nvidiactl, and `gpu` the card's own file. It
-    /// ends with this value.
+    /// Opens the record of the card with this UUID. `control` is nvidiactl, and `gpu` the card's own file. Recording
+    /// ends when this value is dropped.
     ///
     /// # Errors
     /// [`Unavailable`], for a plain user, and on cards and drivers that keep no record.
@@ -120,7 +121,7 @@ impl Reader {
         buffer.control(&mut self.kernel, command, parameters)
     }
 
-    /// Gives each new line to `each`, and returns how many were dropped before they were read.
+    /// Passes each new line to `each`, and returns how many lines were dropped before they were read.
     pub fn read(&mut self, mut each: impl FnMut(Event)) -> u64 {
         let put_at = self.header.word(header::PUT);
         let is_new = put_at < LINES && put_at != self.get;
@@ -134,7 +135,7 @@ impl Reader {
         if is_new {
             let mut parameters = [0; buffer::UPDATE_GET_SIZE];
             put(&mut parameters, 0, &self.get.to_ne_bytes());
-            let _ = self.on_buffer(buffer::UPDATE_GET, &mut parameters); // else RM drops lines, and counts them
+            let _ = self.on_buffer(buffer::UPDATE_GET, &mut parameters); // otherwise RM drops lines, and counts them
         }
         let all = self.header.long(header::DROPPED);
         let new = all.saturating_sub(self.dropped);
@@ -142,7 +143,7 @@ impl Reader {
         new
     }
 
-    /// The card's clock, in nanoseconds; `None` where RM does not tell.
+    /// Returns the card's clock in nanoseconds, or `None` if RM does not report it.
     pub fn time(&mut self) -> Option<u64> {
         let mut parameters = [0; time::SIZE];
         self.own.subdevice().control(&mut self.kernel, time::COMMAND, &mut parameters)?;
@@ -150,7 +151,7 @@ impl Reader {
     }
 }
 
-/// Makes memory that RM writes and this process reads.
+/// Allocates memory that RM writes and this process reads.
 fn share(
     kernel: &mut Kernel,
     own: &OwnSubdevice<OwnedFd>,
@@ -165,7 +166,7 @@ fn share(
     let place = [own.client, own.client, handle];
     add_object(kernel, &own.file, host_memory::CLASS, place, &mut parameters, era)
         .map_err(|Status(status)| Unavailable::Refused { what: "memory for the record", status })?;
-    // A mapping has an open file to itself.
+    // Each mapping needs an open file of its own.
     let file = kernel.open().ok_or(Unavailable::NoCard)?;
     let mut call = [0; map::SIZE];
     for (at, word) in [

@@ -1,53 +1,53 @@
-//! How long each context had the engine.
+//! Computes how long each context had the engine.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::event::{Event, Holder, Kind};
 
-/// Most lines that wait for their time to be settled. A card makes some thousands a second.
+/// Most lines that wait to be settled. A card makes some thousands a second.
 const MOST_WAITING: usize = 1 << 17;
 
-/// How long each context had the engine in a stretch of time, in nanoseconds.
+/// The time that each context had the engine within an interval, in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// By context.
+    /// Time of each context.
     pub by: BTreeMap<Holder, u64>,
     /// How often each context took over the engine from another.
     pub taken: BTreeMap<Holder, u32>,
-    /// Whether one context took over from another. If not, the one that is there may have no work.
+    /// Whether one context took over from another. If not, the context that is there may have no work.
     pub is_contested: bool,
-    /// How many switches were lost of the record.
+    /// How many switches the record lost.
     pub lost: u64,
 }
 
-/// The engine, as far as the record tells.
+/// The state of the engine, according to the record.
 #[derive(Debug, Default)]
 pub struct Engine {
     /// Lines in the order of their times.
     waiting: VecDeque<Event>,
     holder: Option<Holder>,
-    /// Until when time has been given to holders, in nanoseconds of the card's clock.
+    /// Time up to which holders have been credited, in nanoseconds of the card's clock.
     settled: u64,
     sequence: Option<u16>,
-    /// Who had it last, or has it.
+    /// The current or latest holder.
     last: Option<Holder>,
     lost: u64,
 }
 
 impl Engine {
-    /// An engine of which nothing is known before this moment of the card's clock.
+    /// Creates an engine with no history before this moment of the card's clock.
     pub fn since(moment: u64) -> Self {
         Self { settled: moment, ..Self::default() }
     }
 
-    /// Returns who has it, as far as time has been given.
+    /// Returns the holder at the end of the settled time.
     pub fn holder(&self) -> Option<Holder> {
         self.holder
     }
 
-    /// Takes a line of the record. What comes in the wrong order counts from the last one on.
+    /// Adds a line of the record. A line that is out of order takes the time of the line before it.
     pub fn note(&mut self, event: Event) {
-        // A switch has two lines. Whether both have its number, or each one of its own, is not documented.
+        // A switch has two lines. The documentation does not say whether both share a number or each has its own.
         let step = self.sequence.map_or(0, |last| event.sequence.wrapping_sub(last));
         self.sequence = Some(event.sequence);
         if step > 1 {
@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// Takes note that so many lines are missing from here on: who had the engine meanwhile is not known.
+    /// Records that `lines` lines are missing from here on: the holder during that time is unknown.
     pub fn lose(&mut self, lines: u64) {
         self.lost = self.lost.saturating_add(lines);
         let at = self.waiting.back().map_or(self.settled, |last| last.at);
@@ -70,8 +70,8 @@ impl Engine {
         }
     }
 
-    /// Gives the time from the last settlement until this moment of the card's clock to those who had it. All
-    /// lines until then must be there.
+    /// Credits the holders with the time from the last settlement until this moment of the card's clock. All lines
+    /// until then must have been added.
     pub fn settle(&mut self, until: u64) -> Held {
         let mut held = Held { lost: std::mem::take(&mut self.lost), ..Held::default() };
         while let Some(event) = self.waiting.front().copied().filter(|event| event.at <= until) {
@@ -86,7 +86,7 @@ impl Engine {
                     self.last = Some(holder);
                     Some(holder)
                 }
-                // The end of one whose beginning was lost.
+                // End of a context whose start was lost.
                 Kind::End(holder) if self.holder != Some(holder) => self.holder,
                 Kind::Other => self.holder,
                 Kind::End(_) | Kind::Reset => None,
@@ -115,7 +115,7 @@ mod tests {
         Holder { pid: 1000 + context, context }
     }
 
-    /// An engine that two contexts had in turn, 3 and 7 ms of each 10 ms, of which 0.1 ms go to the switches.
+    /// Builds an engine that two contexts used in turn, 3 and 7 ms of each 10 ms. Switches take 0.1 ms of that.
     fn two(until: u64, skipped: std::ops::Range<u16>) -> Engine {
         let mut engine = Engine::since(0);
         let mut sequence = 0;
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(engine.settle(10 * MS).by[&holder(1)], 5 * MS);
         let held = engine.settle(30 * MS);
         assert_eq!((held.by[&holder(1)], held.is_contested), (20 * MS, false));
-        // It comes back after a switch to nobody.
+        // The context returns, and no other had the engine meanwhile.
         engine.note(Event { kind: Kind::End(holder(1)), at: 31 * MS, sequence: 2 });
         engine.note(Event { kind: Kind::Start(holder(1)), at: 32 * MS, sequence: 3 });
         let held = engine.settle(40 * MS);
@@ -171,7 +171,7 @@ mod tests {
         let mut torn = two(100 * MS, 10..20);
         let (whole, torn) = (whole.settle(100 * MS), torn.settle(100 * MS));
         assert_eq!((whole.lost, torn.lost), (0, 10));
-        // Who had the engine from line 9 at 20 ms to line 20 at 49.9 ms is not known.
+        // The holder from line 9 at 20 ms to line 20 at 49.9 ms is unknown.
         let sum = |held: &Held| held.by.values().sum::<u64>();
         let missing = sum(&whole) - sum(&torn);
         assert_eq!(missing, 3 * (10 * MS - MS / 5));
@@ -196,7 +196,7 @@ mod tests {
         engine.note(Event { kind: Kind::Start(holder(2)), at: 10 * MS, sequence: 2 });
         let held = engine.settle(30 * MS);
         assert_eq!(held.by.values().sum::<u64>(), 10 * MS);
-        // Its end has the time of the next one's start.
+        // The end of context 2 has the timestamp of the next start.
         engine.note(Event { kind: Kind::End(holder(7)), at: 31 * MS, sequence: 3 });
         assert_eq!(engine.settle(40 * MS).by[&holder(2)], 10 * MS);
         assert_eq!(engine.settle(35 * MS).by.len(), 0, "the clock does not go back");

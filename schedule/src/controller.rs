@@ -1,14 +1,14 @@
-//! Orders of a container's supervisor to the card, from one step to the next.
+//! A supervisor's orders to the card for its container, from one step to the next.
 //!
-//! The supervisor asks at each step for its orders, performs them, and reports when channels had been stopped.
-//! The next step is due when the orders no longer hold, or when something has changed.
+//! The supervisor requests orders at each step, performs them, and reports when channels had been stopped. The next
+//! step is due when the orders expire, or when something has changed.
 
 use crate::Card;
 use crate::slices::Slices;
 use crate::stint::Stint;
 use crate::windows::Overrun;
 
-/// Microseconds of a call that stops channels. Time beyond it is overrun.
+/// Microseconds that a call takes to stop channels. Time beyond it is overrun.
 const STOP: u64 = 500;
 
 /// Which of a container's channel groups run.
@@ -16,21 +16,21 @@ const STOP: u64 = 500;
 pub enum Running {
     /// All of them.
     All,
-    /// Those of a turn: so many from this one on, counted in a circle.
+    /// Only the groups of a turn: `count` groups starting from `first`, wrapping around.
     Turn {
         /// The first one.
         first: u32,
         /// How many.
         count: u32,
     },
-    /// None. Those of copy engines run.
+    /// None, except those of copy engines.
     Stopped,
-    /// None, and those of copy engines neither.
+    /// None, including those of copy engines.
     Paused,
 }
 
 impl Running {
-    /// Whether the group of this number runs, of so many that the container has.
+    /// Whether group `number` runs, if the container has `groups` of them.
     pub fn includes(self, number: u32, groups: u32) -> bool {
         match self {
             Self::All => true,
@@ -48,9 +48,9 @@ impl Running {
 pub struct Orders {
     /// Which groups run.
     pub running: Running,
-    /// How long each runs at a stretch; `None`: as long as it did.
+    /// Length of a slice; `None` leaves it unchanged.
     pub slice: Option<u32>,
-    /// When the next step is due, at the latest.
+    /// The latest time of the next step.
     pub until: u64,
 }
 
@@ -74,15 +74,14 @@ impl Controller {
         self.stint.micros()
     }
 
-    /// What is so while the container is paused, which takes its debts from it.
+    /// Returns the orders for a paused container, and clears its debts.
     pub fn pause(&mut self, card: &Card, now: u64) -> Orders {
         *self = Self::default();
         Orders { running: Running::Paused, slice: None, until: now + u64::from(card.frame.length()) }
     }
 
-    /// What is to be so at `now`, a moment of the clock that frames are counted by, for the container of this
-    /// lease. It has `groups` channel groups here, of which each takes part in turns, and takes `calls` calls
-    /// to stop.
+    /// Returns the orders at `now`, a moment of the clock that counts frames, for the container of this lease. It has
+    /// `groups` channel groups here that take turns, and stopping it takes `calls` calls.
     pub fn step(&mut self, card: &Card, lease: i64, now: u64, (groups, calls): (u32, u32)) -> Orders {
         let stretch = card.stretch(lease, now, calls, &mut self.overrun);
         let slices = card.slices(lease);
@@ -95,7 +94,7 @@ impl Controller {
             return Orders { running: Running::Stopped, slice, until: stretch.until };
         }
         self.due = Some(stretch.until);
-        // Which groups work is not known: where too many do, all take turns.
+        // The record does not say which groups work. If too many do, all take turns.
         let working = card.tenant(lease).map_or(groups, |tenant| tenant.working);
         let crowded = slices.filter(|slices| working > slices.at_once);
         let turn = crowded.and_then(|slices| slices.part(groups, working.max(groups)).turn(groups, now));
@@ -113,8 +112,9 @@ impl Controller {
         *self = Self { overrun: std::mem::take(&mut self.overrun), ..Self::default() };
     }
 
-    /// Records when the calls began and ended that stopped all channels of this lease's container. GPU time after the end
-    /// of its window becomes a debt. `card` is the state after the calls: it shows which other containers had started.
+    /// Records when the calls began and ended that stopped all channels of this lease's container. GPU time after the
+    /// end of its window becomes a debt. `card` is the state after the calls: it shows which other containers had
+    /// started.
     pub fn stopped(&mut self, card: &Card, lease: i64, (began, ended): (u64, u64), calls: u32) {
         let Some(due) = self.due.take() else { return };
         let took = ended.saturating_sub(began).saturating_sub(STOP * u64::from(calls));
@@ -156,10 +156,10 @@ mod tests {
         assert_eq!(first.running, Running::Turn { first: 0, count: 7 });
         let second = step(&mut controller, &tenants, 100_000, 16);
         assert_eq!(second.running, Running::Turn { first: 7, count: 7 });
-        // Of all of them one works, and the card's record says so.
+        // Only one group works, according to the card's record.
         let one_works = [Tenant { working: 1, ..tenants[0].clone() }, tenants[1].clone()];
         assert_eq!(step(&mut controller, &one_works, 30_000, 16).running, Running::All);
-        // Half of them are another supervisor's, and so is half of the time.
+        // Another supervisor has half of the groups, so it also gets half of the time.
         assert_eq!(step(&mut controller, &tenants, 0, 8).running, Running::Turn { first: 0, count: 3 });
         let window = tenant(3, Policy::Fixed(vec![Piece { start: 0, length: 25_000 }]), 1);
         let tenants = [tenants.as_slice(), &[window]].concat();
@@ -200,7 +200,7 @@ mod tests {
         let mut controller = Controller::default();
         assert_eq!(step(&mut controller, &tenants, 0, 1).running, Running::All);
         assert_eq!(controller.pause(&card, 5_000).running, Running::Paused);
-        // It is resumed outside of its window.
+        // The program resumes it outside of its window.
         assert_eq!(step(&mut controller, &tenants, 40_000, 1).running, Running::Stopped);
         controller.stopped(&card, 1, (40_000, 40_500), 1);
         assert_eq!(step(&mut controller, &tenants, 50_000, 1).until, 60_000);

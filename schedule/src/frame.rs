@@ -1,69 +1,70 @@
 //! Frames, and the places of windows in them.
 
-/// A stretch of a frame. It may reach over the frame's end into the next one.
+/// A part of a frame. It may extend past the frame's end into the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it begins in the frame, in microseconds.
+    /// Start in the frame, in microseconds.
     pub start: u32,
     /// Its length in microseconds.
     pub length: u32,
 }
 
 impl Piece {
-    /// Where it ends.
+    /// Returns the end in microseconds.
     pub fn end(self) -> u32 {
         self.start.saturating_add(self.length)
     }
 }
 
-/// Where a window lies in each frame: one piece or two, in the order of time.
+/// Position of a window in each frame: one piece or two, in chronological order.
 pub type Place = Vec<Piece>;
 
-/// The most pieces of a window: each costs a stop and a start of whoever else has work.
+/// Most pieces of a window. Each costs a stop and a start of the other containers that have work.
 const MOST_PIECES: usize = 2;
 
-/// The time in which each window comes once. Frames follow each other from the clock's zero.
+/// The period in which each window comes once. Frames follow each other from the clock's zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame(u32);
 
 impl Frame {
-    /// A frame of 50 ms: with 20 the shares are off by 2 points.
+    /// A frame of 50 ms. With 20 ms, the shares would be off by 2 points.
     pub const SHORT: Self = Self(50_000);
     /// A frame of 100 ms.
     pub const LONG: Self = Self(100_000);
-    /// Most windows of a card with short frames: more of them lose 3 per cent at their edges.
+    /// Most windows of a card with short frames. More would lose 3 per cent at their edges.
     const MOST_IN_SHORT: usize = 6;
-    /// Per cent of a frame that stay without a window while a container without one is on the card.
+    /// Per cent of a frame reserved from windows while a container without one is on the card.
     const RESERVE: u32 = 5;
 
-    /// The frame of a node, on whose fullest card so many containers have windows.
+    /// Returns the frame for a node whose fullest card has `most` windows.
     pub fn for_windows(most: usize) -> Self {
         if most > Self::MOST_IN_SHORT { Self::LONG } else { Self::SHORT }
     }
 
-    /// Its length in microseconds.
+    /// Returns the length in microseconds.
     pub fn length(self) -> u32 {
         self.0
     }
 
-    /// The length of a window of so many per cent.
+    /// Returns the length of a window of `percent` per cent.
     pub fn share(self, percent: u32) -> u32 {
         self.0 / 100 * percent.min(100)
     }
 
-    /// Microseconds that windows may take in all, beside containers without one or alone.
+    /// Returns the microseconds that windows may take in total, depending on whether containers without a window share
+    /// the card.
     pub fn room(self, is_beside_others: bool) -> u32 {
         if is_beside_others { self.share(100 - Self::RESERVE) } else { self.0 }
     }
 
-    /// Where in a frame a moment lies, and which frame that is.
+    /// Returns the frame that contains this moment, and the offset in it.
     pub(crate) fn position(self, now: u64) -> (u64, u32) {
         let length = u64::from(self.0);
         (now / length, u32::try_from(now % length).unwrap_or(0))
     }
 
-    /// The first place for a window beside those that are taken: whole where one fits, else in two pieces.
-    /// `None`: there is none, and all have to be [packed](Self::packed) anew.
+    /// Returns the first place for a window between those that are taken: whole if one fits, otherwise in two pieces.
+    /// Returns `None` if there is none, and all windows must be [repacked](Self::packed).
     pub fn first_fit(self, taken: &[Piece], length: u32) -> Option<Place> {
         let free = self.free(taken);
         if let Some(gap) = free.iter().find(|gap| gap.length >= length) {
@@ -75,12 +76,12 @@ impl Frame {
         Some(vec![one, Piece { start: two.start, length: length - one.length }])
     }
 
-    /// The same place on several cards, whose taken pieces are given; `None` where they have none in common.
+    /// Returns a place that is free on all of these cards, given their taken pieces; `None` if there is none.
     pub fn first_common_fit(self, cards: &[&[Piece]], length: u32) -> Option<Place> {
         self.first_fit(&cards.concat(), length)
     }
 
-    /// Places for windows of these lengths, one behind the other. `None` where they do not fit.
+    /// Places windows of these lengths one after the other. Returns `None` if they do not fit.
     pub fn packed(self, lengths: &[u32]) -> Option<Vec<Place>> {
         let mut start = 0u32;
         let mut places = Vec::with_capacity(lengths.len());
@@ -91,7 +92,7 @@ impl Frame {
         Some(places)
     }
 
-    /// Stretches of a frame that are in none of these pieces, in the order of time.
+    /// Lists the parts of a frame that are in none of these pieces, in chronological order.
     pub(crate) fn free(self, taken: &[Piece]) -> Vec<Piece> {
         let mut taken: Vec<Piece> = taken.to_vec();
         taken.sort_unstable_by_key(|piece| piece.start);
@@ -107,7 +108,7 @@ impl Frame {
     }
 }
 
-/// Whether a place is one that a container can have: in the frame, in order, and in few pieces.
+/// Whether a place is valid: within the frame, in order, and in few enough pieces.
 pub fn is_place(frame: Frame, place: &[Piece]) -> bool {
     let is_in_order = place.windows(2).all(|pair| pair[0].end() <= pair[1].start);
     let is_within = place.iter().all(|piece| piece.length > 0 && piece.end() <= frame.length());

@@ -1,8 +1,8 @@
-//! When the programs of containers run on a card, as it is set from outside of the containers.
+//! Schedules the programs of containers on a card, from outside of the containers.
 //!
-//! A card's own scheduler lets each channel group run for its slice, in turn with the others, and not at all
-//! while its channels are stopped. This crate says what a container's supervisor has to tell the card. It
-//! performs nothing and knows no clock, so that whole days of it can be tried in a second.
+//! A card's own scheduler runs each channel group for its slice, in turn with the others. It never runs a group whose
+//! channels are stopped. This crate computes a supervisor's orders to the card. It performs nothing and has no clock,
+//! so tests can simulate whole days in a second.
 //!
 //! | policy | how | module |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | `latency` | a long slice, beside the shortest ones for the others, which run one after the other | both |
 //! | a ceiling | slices, in a window of what `fixed` containers leave | both |
 //!
-//! All times are microseconds. Those of an H200 with driver 580: stopping a container's channels takes a call
-//! of 500, starting them one of 300, and a switch between two groups 185 of work.
+//! All times are microseconds. On an H200 with driver 580, stopping a container's channels takes one call of 500,
+//! starting them one of 300, and a switch between two groups costs 185 of GPU time.
 
 pub mod controller;
 pub mod frame;
@@ -31,42 +31,42 @@ pub enum Policy {
     Burst {
         /// Per cent of the card.
         share: u32,
-        /// The most that it gets, in per cent of what `fixed` containers leave; 100 is no ceiling.
+        /// The most that it gets, in per cent of the time that `fixed` containers leave; 100 is no ceiling.
         ceiling: u32,
     },
-    /// Answers at once: the others have the shortest slices beside it, one group at a time. It falls back to
-    /// its share where it uses more than that.
+    /// Low latency: while it is present, the others get the shortest slices, one group at a time. It falls back to its
+    /// share if it uses more than that.
     Latency {
         /// Per cent of the card.
         share: u32,
     },
-    /// A part of what is left, without a promise.
+    /// A part of the rest, without a guarantee.
     Unlimited,
 }
 
-/// What the card's own record says of a container.
+/// A container's figures from the card's own record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// How many of its channel groups had the engine of late.
+    /// How many of its channel groups had the engine recently.
     pub working: u32,
-    /// Whether it has used more than its share of a second, and not less since.
+    /// Whether it has used more than its share of a second, and has not used less since.
     pub is_over: bool,
     /// Mean length of a turn in microseconds while the container has less than its share; see [`stay`].
     pub stay: u32,
 }
 
-/// Whether a container with so many per cent is over its share, which it was before or not, after it used so
-/// many microseconds of the last second. One that comes to its share in a window of that size is still over
-/// it.
+/// Whether a container exceeds its share of `share` per cent after it used `used` microseconds of the last second.
+/// `was_over` is the previous result: a container that was over stays over until its use drops to 90 % of the share,
+/// because one that reaches its share in a window of that size is still over it.
 pub fn is_over(was_over: bool, used: u64, share: u32) -> bool {
     const PER_CENT: u64 = 10_000;
     let share = u64::from(share) * PER_CENT;
     used > share || (was_over && used > share * 9 / 10)
 }
 
-/// Returns the mean length of a turn in microseconds, for a container that used `used` microseconds of the last second in
-/// `taken` turns. Returns 0 if there were no turns, or if the container reached its share. Others make room while the
-/// last figure `before` was not 0, so the share then counts as reached only if it is clearly exceeded.
+/// Returns the mean length of a turn in microseconds, for a container that used `used` microseconds of the last second
+/// in `taken` turns. Returns 0 if there were no turns, or if the container reached its share. Others make room while
+/// the last figure `before` was not 0, so the share then counts as reached only if it is clearly exceeded.
 pub fn stay(before: u32, used: u64, taken: u32, share: u32) -> u32 {
     let most = u64::from(share) * if before > 0 { 11_500 } else { 9_500 };
     let is_short = taken > 0 && used < most;
@@ -74,8 +74,8 @@ pub fn stay(before: u32, used: u64, taken: u32, share: u32) -> u32 {
 }
 
 impl Policy {
-    /// The policy that counts, where the record says this. Without a record nobody can see who uses more than
-    /// his share, so that nobody is put before others.
+    /// Returns the policy in force, given the record. Without a record nothing shows which container exceeds its
+    /// share, so none gets precedence.
     #[must_use]
     pub fn in_force(self, recorded: Option<Recorded>) -> Self {
         match (self, recorded) {
@@ -87,21 +87,21 @@ impl Policy {
     }
 }
 
-/// A container on a card, as everybody knows it.
+/// A container on a card, as published to all supervisors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
     /// Its lease.
     pub lease: i64,
     /// How it shares.
     pub policy: Policy,
-    /// Whether it has a context and is not paused. The window of one that has none belongs to the others.
+    /// Whether it has a context and is not paused. The others get the window of an absent container.
     pub is_present: bool,
     /// How many of its channel groups work.
     pub working: u32,
-    /// Whether none had the engine of late, by the card's own record.
+    /// Whether none of its groups had the engine recently, according to the card's own record.
     pub rests: bool,
-    /// Microseconds by which its current or next window is shortened to pay for earlier overruns. For a supervisor's own
-    /// lease this is the figure of the lease's other supervisors.
+    /// Microseconds by which its current or next window is shortened to pay for earlier overruns. For a supervisor's
+    /// own lease this is the figure of the lease's other supervisors.
     pub pays: u32,
     /// When its channels were last started, in microseconds of the clock that counts frames; 0 if unknown.
     pub started: u64,
@@ -111,13 +111,13 @@ pub struct Tenant {
     pub stint: u32,
 }
 
-/// How many of so many channel groups of a container work, where the card's own record says how many had the
-/// engine of late. One that has contexts counts, whether it works or not: it may begin at any time.
+/// Returns how many of a container's `groups` channel groups work, given the card's own record. At least one counts if
+/// there are any, working or not, because it may begin at any time.
 pub fn working(groups: u32, recorded: Option<Recorded>) -> u32 {
     recorded.map_or(groups, |recorded| recorded.working.clamp(groups.min(1), groups))
 }
 
-/// A card and who shares it.
+/// A card and the containers that share it.
 #[derive(Clone, Copy, Debug)]
 pub struct Card<'l> {
     /// The frame of its windows.
@@ -127,7 +127,7 @@ pub struct Card<'l> {
 }
 
 impl Card<'_> {
-    /// Whether somebody is there who is to be answered at once, whenever his next request comes.
+    /// Whether a latency container is present.
     fn has_latency(&self) -> bool {
         self.tenants.iter().any(|one| one.is_present && matches!(one.policy, Policy::Latency { .. }))
     }

@@ -1,45 +1,45 @@
-//! How long the channel groups of containers without a window run at a stretch.
+//! Computes how long the channel groups of containers without a window run at a time.
 //!
-//! The card gives each group its slice in turn. A container's part of a round is in proportion to its share,
-//! whatever number of groups it has; what the switches to its groups take is its own.
+//! The card gives each group its slice in turn. A container's part of a round is proportional to its share, however
+//! many groups it has. It pays for the switches to its own groups.
 
 use crate::{Card, Policy, Tenant};
 
-/// Microseconds of a round for each group that works.
+/// Microseconds of a round for each working group.
 const FOR_EACH: u32 = 6_000;
-/// Groups of one container that lengthen the round: else its neighbours would wait for all of them.
+/// Most groups of one container that lengthen the round. Without a bound, its neighbours would wait for all of them.
 const MOST_COUNTED: u32 = 2;
 /// The longest round.
 const LONGEST: u32 = 30_000;
-/// Time of the card that a switch to another group takes.
+/// GPU time that a switch to another group takes.
 const SWITCH: u32 = 185;
-/// The shortest slice that a group runs for.
+/// The shortest slice.
 const SHORTEST: u32 = 500;
-/// The slice of one that is to be answered at once.
+/// The slice of a latency container.
 const LATENCY: u32 = 6_000;
-/// A slice of 100 that is asked for runs for so much.
+/// A requested slice of 100 really runs for this long.
 const RUNS_FOR: u32 = 102;
-/// After which time other groups of a container have their turn, where not all can run at once.
+/// Interval after which a container's other groups get their turn, if not all can run at once.
 const TURN: u64 = 100_000;
 /// Per cent that containers without a limit share at least.
 const LEAST_LEFT: u32 = 5;
-/// A per cent of weight.
+/// One per cent as a weight.
 const UNIT: u64 = 1_000;
-/// All of the time.
+/// 100 per cent as a weight.
 const WHOLE: u64 = 100 * UNIT;
 
-/// Slices of one container.
+/// The slices of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slices {
-    /// The slice of each of its groups, in microseconds as the card is asked for it.
+    /// The slice to request for each of its groups, in microseconds.
     pub slice: u32,
     /// How many of its working groups run at a time. The others are stopped.
     pub at_once: u32,
 }
 
 impl Slices {
-    /// Which of so many working groups run now where they cannot all run at once: the first one, and how many
-    /// from there on, counted in a circle.
+    /// Returns which of `groups` working groups run now: the first one, and how many from there, wrapping around.
+    /// Returns `None` if all can run at once.
     pub fn turn(&self, groups: u32, now: u64) -> Option<(u32, u32)> {
         if self.at_once >= groups {
             return None;
@@ -51,24 +51,24 @@ impl Slices {
 }
 
 impl Slices {
-    /// The same for those `groups` that one supervisor has of the container's `working` ones.
+    /// Scales the slices to one supervisor's `groups` of the container's `working` groups.
     pub(crate) fn part(self, groups: u32, working: u32) -> Self {
         let at_once = u64::from(self.at_once) * u64::from(groups) / u64::from(working.max(1));
         Self { at_once: u32::try_from(at_once).unwrap_or(u32::MAX).max(1), ..self }
     }
 
-    /// When the next turn begins.
+    /// Returns the start of the next turn.
     pub(crate) fn next_turn(now: u64) -> u64 {
         (now / TURN + 1) * TURN
     }
 }
 
 impl Card<'_> {
-    /// The slices of the container of this lease; `None` for one with a window, or not there.
+    /// Returns the slices of this lease's container. Returns `None` if it has a window or is absent.
     pub fn slices(&self, lease: i64) -> Option<Slices> {
         let tenant = self.tenant(lease)?;
         if let Policy::Latency { .. } = tenant.policy {
-            // A request is over in one slice, and who has none gives it away.
+            // A request completes within one slice, and an idle container gives its slice away.
             return Some(Slices { slice: asked(LATENCY), at_once: u32::MAX });
         }
         if self.has_latency() && !matches!(tenant.policy, Policy::Fixed(_)) {
@@ -81,7 +81,7 @@ impl Card<'_> {
         let with_slices = || sharing.iter().zip(&weights).filter(|(_, weight)| weight.is_some());
         let groups: u32 = with_slices().map(|(other, _)| other.working.clamp(1, MOST_COUNTED)).sum();
         let all: u64 = weights.iter().flatten().sum();
-        // Shorten the round until the short turns of such a container are its part of it.
+        // Shorten the round until the short turns of such a container make up its part.
         let stints = with_slices().filter(|(other, _)| other.stint > 0).map(|(other, weight)| {
             let used = u64::from(other.stint) * u64::from(other.working.max(1));
             round_for(used, weight.unwrap_or(0), all)
@@ -98,14 +98,14 @@ impl Card<'_> {
         let part = u32::try_from(u64::from(round) * own / all.max(1)).unwrap_or(round);
         let at_once = (part / (SHORTEST + SWITCH)).max(1);
         let each = part / tenant.working.clamp(1, at_once);
-        // A longer slice than it uses shows when it begins to use all of it.
+        // A slice longer than the stint shows when the container begins to use all of it.
         let least = SHORTEST.max(tenant.stint.saturating_mul(2));
         Some(Slices { slice: asked(each.saturating_sub(SWITCH).max(least)), at_once })
     }
 }
 
-/// Returns the round in which `used` microseconds are the part `weight` of `all`. Other containers pay for the switches of
-/// a short round, so it is never so short that they lose more than 8 % of the card.
+/// Returns the round in which `used` microseconds are the part `weight` of `all`. Other containers pay for the
+/// switches of a short round, so it is never so short that they lose more than 8 % of the card.
 fn round_for(used: u64, weight: u64, all: u64) -> u32 {
     const SWITCHES: u64 = 400;
     let (weight, others) = (weight.max(1), all.saturating_sub(weight).max(1));
@@ -113,12 +113,12 @@ fn round_for(used: u64, weight: u64, all: u64) -> u32 {
     u32::try_from((used * all / weight).max(least)).unwrap_or(u32::MAX)
 }
 
-/// The slice that is asked for to run for so long.
+/// Returns the slice to request so that a group runs for `runs` microseconds.
 fn asked(runs: u32) -> u32 {
     (runs * 100).div_ceil(RUNS_FOR)
 }
 
-/// The weights of containers that share a card's time by slices; `None` for one with a window.
+/// Returns the weights of containers that share a card's time by slices; `None` for one with a window.
 fn weights(sharing: &[&Tenant]) -> Vec<Option<u64>> {
     let each_of_left = each_of_left(sharing);
     let plain = |tenant: &Tenant| match tenant.policy {
@@ -127,7 +127,7 @@ fn weights(sharing: &[&Tenant]) -> Vec<Option<u64>> {
     };
     let others: u64 = sharing.iter().filter_map(|tenant| plain(tenant)).sum();
     let capped: u64 = sharing.iter().filter_map(|tenant| part_of_window(tenant)).sum();
-    // Time that is left to the others while all containers with a ceiling run.
+    // Time left to the others while all containers with a ceiling run.
     let rest = WHOLE.saturating_sub(capped).max(WHOLE / 20);
     let weight = |tenant: &&Tenant| match part_of_window(tenant) {
         Some(part) => Some(if others > 0 { part * others / rest } else { part }),
@@ -136,7 +136,7 @@ fn weights(sharing: &[&Tenant]) -> Vec<Option<u64>> {
     sharing.iter().map(weight).collect()
 }
 
-/// The weight of each container without a limit.
+/// Returns the weight of each container without a limit.
 pub(crate) fn each_of_left(sharing: &[&Tenant]) -> u64 {
     let shares: u32 = sharing.iter().map(|tenant| promised(tenant)).sum();
     let unlimited = sharing.iter().filter(|tenant| tenant.policy == Policy::Unlimited).count();
@@ -144,7 +144,7 @@ pub(crate) fn each_of_left(sharing: &[&Tenant]) -> u64 {
     u64::from(left) * UNIT / u64::try_from(unlimited.max(1)).unwrap_or(1)
 }
 
-/// The weight of a container by its share alone; `None` for one that has its time in another way.
+/// Returns a container's weight by its share alone; `None` if it does not share by weight.
 pub(crate) fn by_share(tenant: &Tenant, each_of_left: u64) -> Option<u64> {
     match tenant.policy {
         Policy::Burst { share, .. } => Some(u64::from(share) * UNIT),
@@ -153,7 +153,7 @@ pub(crate) fn by_share(tenant: &Tenant, each_of_left: u64) -> Option<u64> {
     }
 }
 
-/// What a container is promised, in per cent.
+/// Returns a container's guaranteed share, in per cent.
 fn promised(tenant: &Tenant) -> u32 {
     match tenant.policy {
         Policy::Burst { share, .. } => share,
@@ -161,8 +161,9 @@ fn promised(tenant: &Tenant) -> u32 {
     }
 }
 
-/// What a container with a ceiling needs of the time in which it may run at all, to come to its share: also a
-/// half of what its switches take, since its time begins with another's slice and ends in the middle of one.
+/// Returns the part of its allowed time that a container with a ceiling needs to reach its share. The part includes
+/// half of what its switches take, because its time begins with another container's slice and ends in the middle of
+/// one.
 fn part_of_window(tenant: &Tenant) -> Option<u64> {
     match tenant.policy {
         Policy::Burst { share, ceiling } if ceiling < 100 => {
@@ -203,9 +204,9 @@ mod tests {
 
     #[test]
     fn a_round_is_divided_by_shares_and_each_pays_its_own_switches() {
-        // 12 ms: 3.6 and 8.4, less a switch.
+        // 12 ms: 3.6 and 8.4, minus a switch each.
         assert_eq!(slices(&[burst(1, 30, 1), burst(2, 70, 1)]), [(3349, 5), (8054, 12)]);
-        // Two groups of one container share its part; more lengthen the round no further.
+        // Two groups of one container split its part. More groups do not lengthen the round further.
         let two = slices(&[burst(1, 30, 1), burst(2, 70, 2)]);
         let eight = slices(&[burst(1, 30, 1), burst(2, 70, 8)]);
         assert_eq!((two[0], eight[0]), ((5113, 7), (5113, 7)));
@@ -248,7 +249,7 @@ mod tests {
         };
         for (one, want) in [
             (of(30, 1_000, 1), 3_333),
-            // Bounded: the switches cost 8 points.
+            // The bound applies: switches cost 8 points.
             (of(2, 10, 1), 4_081),
             (of(30, 5, 1), 1_503),
             (of(30, 100_000, 1), 12_000), // never longer than usual
@@ -261,7 +262,7 @@ mod tests {
 
     #[test]
     fn within_a_ceiling_the_weight_is_larger() {
-        // Half of the time in its window, and half of its switches.
+        // It needs half of the time in its window, plus half of its switches.
         let capped = Tenant { policy: Policy::Burst { share: 30, ceiling: 60 }, ..burst(1, 0, 1) };
         let both = slices(&[capped, burst(2, 70, 1)]);
         let ran = |one: (u32, u32)| one.0 * RUNS_FOR / 100;

@@ -1,8 +1,8 @@
-//! Containers that give their slices away.
+//! Detects containers that give their slices away.
 //!
 //! A program that waits for each kernel runs out of work in the middle of its slice, and the card moves on. Other
-//! containers use their slices in full, so it falls behind its share. Its supervisor sees the short turns in the card's
-//! record and publishes their length. All supervisors then shorten the round.
+//! containers use their slices in full, so it falls behind its share. Its supervisor sees the short turns in the
+//! card's record and publishes their length. All supervisors then shorten the round.
 
 /// Age of the oldest turn in the record's figure, in microseconds: a second, plus the delay of the record.
 const RECORDED: u64 = 1_200_000;

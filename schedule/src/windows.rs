@@ -1,36 +1,36 @@
-//! When a container runs, and when it is stopped.
+//! Decides when a container runs, and when it is stopped.
 //!
-//! In the window of a container that is present everybody else is stopped. The rest of a frame belongs to the
-//! containers without a window: one with a window is a guarantee and a cap.
+//! All other containers are stopped during the window of a container that is present. Containers without a window get
+//! the rest of a frame. A window is therefore both a guarantee and a cap.
 
 use crate::frame::{Piece, Place};
 use crate::slices::{by_share, each_of_left};
 use crate::{Card, Policy, Tenant};
 
-/// How long before its time a container is started that follows another one, in microseconds: the stop of
-/// whoever leaves and the start overlap then, and the card is idle between them for no longer than it
-/// switches. A container without a predecessor would get more than its share by it. If the predecessor pays for an overrun,
-/// its successor starts earlier by the same amount, because the overrun was at its cost.
+/// How many microseconds before its window a container is started if it follows another one. The stop of the first and
+/// the start of the second then overlap, and the card idles no longer than a switch takes. A container without a
+/// predecessor would exceed its share this way. If the predecessor pays for an overrun, its successor starts earlier
+/// by the same amount, because the overrun was at its cost.
 const EARLY: u32 = 300;
 /// Mean remainder of the driver's 2 ms slice when another container starts, in microseconds.
 const SLICE_LEFT: u64 = 1_000;
-/// What a call that stops channels takes, in microseconds.
+/// Time that a call takes to stop channels, in microseconds.
 const STOP: u32 = 500;
 
-/// What a container does now, and until when that is so.
+/// Whether a container runs now, and until when that holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
     /// Whether its channels run.
     pub runs: bool,
-    /// When to ask again, at the latest.
+    /// The latest time at which to recompute.
     pub until: u64,
 }
 
-/// What a container ran past its windows, which is taken off its next ones.
+/// Time that a container ran past its windows, which its next windows repay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrun {
     owed: u64,
-    /// The frame in which it paid last, and what.
+    /// The frame of the last payment, and its amount.
     paid: Option<(u64, u32)>,
     /// Payment in the current or next window.
     now: u32,
@@ -39,11 +39,10 @@ pub struct Overrun {
 }
 
 impl Overrun {
-    /// Most that is owed, in microseconds: a program that was stopped for longer in a debugger, or a machine
-    /// that was, begins anew.
+    /// Largest debt, in microseconds. A program stopped for longer in a debugger, or a suspended machine, starts over.
     const MOST: u64 = 1_000_000;
 
-    /// Adds microseconds that it ran outside of its windows, for whatever reason.
+    /// Adds microseconds that the container ran outside of its windows, for whatever reason.
     pub fn add(&mut self, micros: u64) {
         self.owed = self.owed.saturating_add(micros).min(Self::MOST);
         self.now = self.most();
@@ -78,8 +77,8 @@ impl Overrun {
 }
 
 impl Card<'_> {
-    /// What the container of this lease does at `now`, a moment of the clock that frames are counted by. It
-    /// takes `calls` calls to stop it, each for up to 64 channels.
+    /// Returns whether the container of this lease runs at `now`, a moment of the clock that counts frames. Stopping
+    /// it takes `calls` calls, each for up to 64 channels.
     pub fn stretch(&self, lease: i64, now: u64, calls: u32, overrun: &mut Overrun) -> Stretch {
         let (number, at) = self.frame.position(now);
         let begin = now - u64::from(at);
@@ -115,7 +114,7 @@ impl Card<'_> {
         let pairs = pieces.iter().zip(&whole).filter(|(piece, _)| piece.length > 0);
         let runs: Vec<(u32, u32)> =
             pairs.map(|(piece, whole)| self.run(tenant, *piece, whole, lead)).collect();
-        // One that begins early may do so in the frame before.
+        // A piece with an early start may begin in the previous frame.
         let length = self.frame.length();
         for (start, end) in &runs {
             for (start, end) in [(*start, *end), (start.saturating_sub(length), end.saturating_sub(length))] {
@@ -176,9 +175,9 @@ impl Card<'_> {
         others.filter_map(of).max().unwrap_or(0).min(length / 2)
     }
 
-    /// Returns the rest of a predecessor's payment that is longer than this window. The window ends earlier by the rest, so
-    /// that its successor gets it. Only a skipped window is passed on: after a shortened one the predecessor probably
-    /// overruns again, into the moved window.
+    /// Returns the rest of a predecessor's payment that is longer than this window. The window ends earlier by the
+    /// rest, so that its successor gets it. Only a skipped window is passed on: after a shortened one the predecessor
+    /// probably overruns again, into the moved window.
     fn passed(&self, tenant: &Tenant, piece: &Piece, depth: usize) -> u32 {
         let length = self.frame.length();
         let is_left_out = |other: &Tenant| match &other.policy {
@@ -195,8 +194,8 @@ impl Card<'_> {
         self.given(tenant, piece.start, depth).saturating_sub(piece.length)
     }
 
-    /// Returns the GPU time of a container that should have stopped at `due` and ran until `until`. Once other containers
-    /// have started and its slice is over, its groups get only their part.
+    /// Returns the GPU time of a container that should have stopped at `due` and ran until `until`. Once other
+    /// containers have started and its slice is over, its groups get only their part.
     pub(crate) fn overran(&self, lease: i64, due: u64, until: u64) -> u64 {
         const BEFORE: u64 = 1_000;
         let is_beside = |other: &&Tenant| {
@@ -213,7 +212,7 @@ impl Card<'_> {
         shared_from.saturating_sub(due) + until.saturating_sub(shared_from) * own / all
     }
 
-    /// The stretches of a frame in which a container may run.
+    /// Returns the pieces of a frame in which a container may run.
     fn allowed(&self, tenant: &Tenant) -> Vec<Piece> {
         match &tenant.policy {
             Policy::Fixed(place) => place.clone(),
@@ -229,8 +228,8 @@ impl Card<'_> {
         }
     }
 
-    /// Beside one that is to be answered at once, the others have what windows leave one after the other, in
-    /// proportion to their shares: their slices are so short that switches between them would cost more.
+    /// While a latency container is present, the other containers split the time that windows leave, one after the
+    /// other and in proportion to their shares. Their slices are so short that switching between them would cost more.
     fn part_beside_latency(&self, tenant: &Tenant) -> Place {
         let has_part = |other: &&Tenant| {
             let works = other.lease == tenant.lease || (other.is_present && !other.rests);
@@ -252,7 +251,7 @@ impl Card<'_> {
         between(left, begin, end.min(begin.saturating_add(most)))
     }
 
-    /// What the windows of those that are present leave.
+    /// Returns the time that the windows of present containers leave.
     fn left(&self) -> Place {
         let windows =
             self.tenants.iter().filter(|tenant| tenant.is_present).filter_map(|tenant| {
@@ -265,18 +264,18 @@ impl Card<'_> {
     }
 }
 
-/// The time in these pieces.
+/// Returns the total length of these pieces.
 fn time_in(pieces: &[Piece]) -> u32 {
     pieces.iter().map(|piece| piece.length).sum()
 }
 
-/// So many per cent of it.
+/// Returns `percent` per cent of the total length of these pieces.
 fn percent_of(pieces: &[Piece], percent: u32) -> u32 {
     let all = time_in(pieces);
     u32::try_from(u64::from(all) * u64::from(percent.min(100)) / 100).unwrap_or(all)
 }
 
-/// What is between these two moments of the time in these pieces.
+/// Cuts the pieces to the range between two offsets into their total length.
 fn between(pieces: Place, from: u32, to: u32) -> Place {
     let mut passed = 0;
     let cut = pieces.into_iter().map(|piece| {
@@ -288,7 +287,7 @@ fn between(pieces: Place, from: u32, to: u32) -> Place {
     cut.filter(|piece| piece.length > 0).collect()
 }
 
-/// Takes so much off the ends of the pieces, from the last one on.
+/// Cuts `by` microseconds off the pieces, starting from the end of the last one.
 fn shorten(pieces: &mut [Piece], by: u32) {
     let mut rest = by;
     for piece in pieces.iter_mut().rev() {
@@ -333,7 +332,7 @@ mod tests {
         }
     }
 
-    /// When the container's calls are made within two frames, as `(time, runs)`.
+    /// Returns the container's calls within two frames, as `(time, runs)`.
     fn calls(tenants: &[Tenant], lease: i64) -> Vec<(u64, bool)> {
         let card = Card { frame: FRAME, tenants };
         let (mut now, mut before) = (0, None);
@@ -375,7 +374,7 @@ mod tests {
         assert_eq!(calls(&tenants, 2), [(0, false), (14_700, true), (50_000, false), (64_700, true)]);
         tenants[0].is_present = false;
         assert_eq!(calls(&tenants, 2), [(0, true)]);
-        // Who has a window keeps to it, and follows those without one.
+        // A container with a window keeps to it, and follows those without one.
         tenants.push(fixed(3, 15_000, 10_000));
         assert_eq!(
             calls(&tenants, 3),
@@ -402,23 +401,23 @@ mod tests {
     fn beside_one_that_is_answered_at_once_the_others_have_what_windows_leave_in_turn() {
         let latency = Tenant { policy: Policy::Latency { share: 20 }, ..burst(1, 100) };
         let free = Tenant { policy: Policy::Unlimited, ..burst(4, 100) };
-        // 10 ms are a window's. Of the rest two have 30 parts each and one the 40 that are left.
+        // A window takes 10 ms. Two containers get 30 parts each of the rest, and one gets the 40 that are left.
         let tenants = [fixed(9, 0, 10_000), latency.clone(), burst(2, 100), burst(3, 20), free];
         assert_eq!(calls(&tenants, 1), [(0, false), (9_700, true), (50_000, false), (59_700, true)]);
         assert_eq!(
             calls(&tenants, 2),
             [(0, false), (9_700, true), (22_000, false), (59_700, true), (72_000, false)]
         );
-        // A ceiling counts.
+        // The ceiling limits it.
         assert_eq!(
             calls(&tenants, 3),
             [(0, false), (21_700, true), (30_000, false), (71_700, true), (80_000, false)]
         );
         assert_eq!(calls(&tenants, 4), [(0, false), (34_000, true), (50_000, false), (84_000, true)]);
-        // Time of one that rests is the others'.
+        // The others get the time of a resting container.
         let resting = Tenant { rests: true, ..burst(3, 100) };
         assert_eq!(calls(&[latency.clone(), burst(2, 100), resting], 2), [(0, true)]);
-        // One alone beside it is never stopped.
+        // A container that shares only with a latency container is never stopped.
         assert_eq!(calls(&[latency, burst(2, 100)], 2), [(0, true)]);
     }
 
@@ -431,7 +430,7 @@ mod tests {
         let ends: Vec<u64> =
             (0..4).map(|frame| card.stretch(1, frame * 50_000, 1, &mut overrun).until % 50_000).collect();
         assert_eq!(ends, [5_000, 8_000, 10_000, 10_000]);
-        // Asked again in the same frame it is the same.
+        // A second query in the same frame returns the same.
         overrun.add(1_000);
         assert_eq!(card.stretch(1, 200_000, 1, &mut overrun).until, 209_000);
         assert_eq!(card.stretch(1, 204_000, 1, &mut overrun).until, 209_000);

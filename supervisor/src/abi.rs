@@ -1,10 +1,8 @@
-//! The binary interface of NVIDIA's resource manager (RM), as programs call it by `ioctl`: numbers, sizes and
-//! offsets.
+//! The binary interface of NVIDIA's resource manager (RM) as programs call it by `ioctl`: numbers, sizes and offsets.
 //!
-//! RM decides by the number and the size of a call alone and ignores its type and direction. Most structures
-//! are the same in all releases from 515 to 595; [`Era`] has those that are not. The values come from the
-//! headers of NVIDIA's open kernel modules; a test compares them with a table that a C compiler printed for
-//! each release.
+//! RM dispatches a call by its number and size alone and ignores its type and direction. Most structures are the same
+//! in all releases from 515 to 595; [`Era`] has those that differ. The values come from the headers of NVIDIA's open
+//! kernel modules. A test compares them with a table that a C compiler printed for each release.
 
 mod class;
 mod era;
@@ -17,7 +15,7 @@ pub use era::{Era, Version};
 
 /// Number of a call that RM serves (`_IOC_NR`).
 pub mod number {
-    /// NV_ESC_RM_ALLOC_OBJECT, by which older libraries made objects without parameters.
+    /// NV_ESC_RM_ALLOC_OBJECT. Older libraries used it to make objects without parameters.
     pub const ALLOC_OBJECT: u8 = 0x28;
     /// NV_ESC_RM_FREE.
     pub const FREE: u8 = 0x29;
@@ -27,7 +25,7 @@ pub mod number {
     pub const ALLOC: u8 = 0x2b;
     /// NV_ESC_RM_DUP_OBJECT.
     pub const DUP_OBJECT: u8 = 0x34;
-    /// NV_ESC_RM_VID_HEAP_CONTROL, which allocates in the way of older drivers.
+    /// NV_ESC_RM_VID_HEAP_CONTROL, which allocates as older drivers did.
     pub const VID_HEAP_CONTROL: u8 = 0x4a;
     /// NV_ESC_IOCTL_XFER_CMD, which carries another call in a structure of its own.
     pub const TRANSFER: u8 = 0xd3;
@@ -39,7 +37,7 @@ pub mod alloc_object {
     pub const SIZE: usize = 20;
     /// hRoot, hObjectParent, hObjectNew, hClass and status, u32 each.
     pub const CLIENT: usize = 0;
-    /// hClass: what is to be made.
+    /// hClass: the class to allocate.
     pub const CLASS: usize = 12;
     /// status, which RM writes.
     pub const STATUS: usize = 16;
@@ -75,8 +73,8 @@ impl Status {
     pub const INVALID_PARENT: Self = Self(0x36);
 }
 
-/// Size in bytes and offsets of NVOS21_PARAMETERS, the short form of [`number::ALLOC`], and of the fields
-/// that its long form NVOS64_PARAMETERS has at the same places.
+/// Sizes in bytes and offsets of NVOS21_PARAMETERS, the short form of [`number::ALLOC`], and of the fields that the
+/// long form NVOS64_PARAMETERS has at the same offsets.
 pub mod alloc {
     /// Size of the short form.
     pub const SHORT: usize = 32;
@@ -90,11 +88,11 @@ pub mod alloc {
     pub const CLASS: usize = 12;
     /// pAllocParms, u64: address of the class's own parameters, or 0.
     pub const PARAMETERS: usize = 16;
-    /// pRightsRequested, u64: address of an RS_ACCESS_MASK or 0; in the long form alone.
+    /// pRightsRequested, u64: address of an RS_ACCESS_MASK, or 0. Only the long form has it.
     pub const RIGHTS: usize = 24;
     /// Size of RS_ACCESS_MASK.
     pub const RIGHTS_SIZE: usize = 4;
-    /// The flag that says that the parameters are serialised, from 525 on.
+    /// Flag for serialised parameters, from 525 on.
     pub const SERIALISED: u32 = 1;
 }
 
@@ -124,7 +122,7 @@ pub mod control {
     pub const COMMAND: usize = 8;
     /// params, u64: address of the command's own parameters.
     pub const PARAMETERS: usize = 16;
-    /// paramsSize, u32. RM refuses any other size than its own.
+    /// paramsSize, u32. RM refuses any size but its own.
     pub const PARAMETERS_SIZE: usize = 24;
     /// status, u32.
     pub const STATUS: usize = 28;
@@ -170,7 +168,7 @@ pub mod heap {
     pub const ALLOC_SIZE: u32 = 2;
     /// NVOS32_FUNCTION_FREE.
     pub const FREE: u32 = 3;
-    /// NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT. RM works the size out as height × pitch.
+    /// NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT. RM computes the size as height × pitch.
     pub const ALLOC_TILED_PITCH_HEIGHT: u32 = 6;
     /// NVOS32_FUNCTION_ALLOC_SIZE_RANGE.
     pub const ALLOC_SIZE_RANGE: u32 = 14;
@@ -186,8 +184,8 @@ pub mod heap {
     pub const HW_FREE: u32 = 20;
     /// data.HwFree.hResourceHandle, u32.
     pub const HW_HANDLE: usize = 40;
-    /// Functions that only ask, or change the compression of memory that is there: INFO, REACQUIRE_COMPR,
-    /// RELEASE_COMPR, GET_MEM_ALIGNMENT.
+    /// Functions that only query, or change the compression of existing memory: INFO, REACQUIRE_COMPR, RELEASE_COMPR,
+    /// GET_MEM_ALIGNMENT.
     pub const HARMLESS: [u32; 4] = [5, 15, 16, 18];
     /// AllocTiledPitchHeight.height, u32.
     pub const HEIGHT: usize = 56;
@@ -199,55 +197,55 @@ pub mod heap {
 pub mod transfer {
     /// Its size.
     pub const SIZE: usize = 16;
-    /// cmd, u32: the number of the call that it carries. RM compares all 32 bits.
+    /// cmd, u32: number of the call that it carries. RM compares all 32 bits.
     pub const COMMAND: usize = 0;
     /// size, u32: the size of that call's structure.
     pub const LENGTH: usize = 4;
-    /// ptr, u64: where the structure is.
+    /// ptr, u64: address of the structure.
     pub const ADDRESS: usize = 8;
 }
 
-/// NV_MEMORY_ALLOCATION_PARAMS, of device memory and of ranges of virtual memory.
+/// NV_MEMORY_ALLOCATION_PARAMS, for device memory and ranges of virtual memory.
 pub mod memory {
     /// flags, u32.
     pub const FLAGS: usize = 8;
-    /// size, u64, in bytes; RM writes the size that it really took.
+    /// size, u64, in bytes. RM writes the size that it really took.
     pub const LENGTH: usize = 64;
-    /// NVOS32_ALLOC_FLAGS_LAZY: page tables are made when something is mapped.
+    /// NVOS32_ALLOC_FLAGS_LAZY: RM makes page tables when something is mapped.
     pub const LAZY: u32 = 0x400;
-    /// NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED: [`super::heap::HANDLE`] is the program's choice.
+    /// NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED: the program chose [`super::heap::HANDLE`].
     pub const HANDLE_PROVIDED: u32 = 0x4000;
     /// NVOS32_ALLOC_FLAGS_VIRTUAL: the call makes a range of virtual memory.
     pub const VIRTUAL: u32 = 0x8_0000;
-    /// NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED: somebody else makes the page tables.
+    /// NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED: RM does not make the page tables.
     pub const EXTERNALLY_MANAGED: u32 = 0x40_0000;
-    /// The bits of `attr` that say where the memory is: 0 on the device.
+    /// Bits of `attr` for the location of the memory: 0 on the device.
     pub const LOCATION: u32 = 0x600_0000;
     /// The smallest piece that the driver's page allocator hands out, in bytes.
     pub const PIECE: u64 = 64 << 10;
 }
 
-/// NV2080_CTRL_GPU_GET_PIDS: which processes use a GPU.
+/// NV2080_CTRL_GPU_GET_PIDS: the processes that use a GPU.
 pub mod pids {
     /// NV2080_CTRL_CMD_GPU_GET_PIDS.
     pub const COMMAND: u32 = 0x2080_018d;
     /// Size of its parameters.
     pub const SIZE: usize = 3812;
-    /// idType, u32: what `id` is.
+    /// idType, u32: kind of `id`.
     pub const ID_TYPE: usize = 0;
     /// NV2080_CTRL_GPU_GET_PIDS_ID_TYPE_CLASS.
     pub const OF_CLASS: u32 = 0;
-    /// id, u32: of [`Class::SUBDEVICE`](super::Class::SUBDEVICE) all processes that use the GPU.
+    /// id, u32. With [`Class::SUBDEVICE`](super::Class::SUBDEVICE), RM lists all processes that use the GPU.
     pub const ID: usize = 4;
     /// pidTblCount, u32.
     pub const COUNT: usize = 8;
-    /// pidTbl: u32 each, in the asking task's namespace.
+    /// pidTbl: u32 each, in the caller's pid namespace.
     pub const TABLE: usize = 12;
-    /// How many processes one answer names.
+    /// Most processes in one answer.
     pub const MOST: usize = 950;
 }
 
-/// NV2080_CTRL_GPU_GET_PID_INFO: what RM counts for processes on one GPU.
+/// NV2080_CTRL_GPU_GET_PID_INFO: memory that RM counts for processes on one GPU.
 pub mod pid_info {
     /// NV2080_CTRL_CMD_GPU_GET_PID_INFO.
     pub const COMMAND: u32 = 0x2080_018e;
@@ -259,19 +257,19 @@ pub mod pid_info {
     pub const LIST: usize = 8;
     /// Size of an entry.
     pub const ENTRY: usize = 72;
-    /// How many processes one call can ask for.
+    /// Most processes in one call.
     pub const MOST: usize = 200;
-    /// pid, u32, in the asking task's namespace.
+    /// pid, u32, in the caller's pid namespace.
     pub const PID: usize = 0;
-    /// result, u32: a status of this entry.
+    /// result, u32: status of this entry.
     pub const RESULT: usize = 8;
     /// data.vidMemUsage.memPrivate, u64: bytes with one handle in the whole system.
     pub const PRIVATE: usize = 16;
-    /// data.vidMemUsage.memSharedOwned, u64: bytes that this process owns, and that have duplicates.
+    /// data.vidMemUsage.memSharedOwned, u64: bytes that this process owns and that have duplicates.
     pub const SHARED: usize = 24;
 }
 
-/// NV2080_CTRL_CMD_FB_GET_INFO_V2: figures of the whole GPU. Its size is the [`Era`]'s.
+/// NV2080_CTRL_CMD_FB_GET_INFO_V2: figures of the whole GPU. [`Era`] has the size.
 pub mod framebuffer_info {
     /// NV2080_CTRL_CMD_FB_GET_INFO_V2.
     pub const COMMAND: u32 = 0x2080_1303;
@@ -285,37 +283,37 @@ pub mod framebuffer_info {
     pub const HEAP_FREE: u32 = 0x16;
 }
 
-/// NV0000_CTRL_GPU_GET_DEVICE_IDS_PARAMS: which devices a client can make.
+/// NV0000_CTRL_GPU_GET_DEVICE_IDS_PARAMS: the devices that a client can make.
 pub mod device_ids {
-    /// NV0000_CTRL_CMD_GPU_GET_DEVICE_IDS, of a root client.
+    /// NV0000_CTRL_CMD_GPU_GET_DEVICE_IDS, called on a root client.
     pub const COMMAND: u32 = 0x204;
     /// Size of its parameters.
     pub const SIZE: usize = 4;
-    /// deviceIds, u32: a bit for each device's number.
+    /// deviceIds, u32: one bit per device number.
     pub const MASK: usize = 0;
 }
 
-/// NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS: what an object of a client is.
+/// NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS: properties of a client's object.
 pub mod handle_info {
-    /// NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, of the client itself.
+    /// NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, called on the client itself.
     pub const COMMAND: u32 = 0xd02;
     /// Size of its parameters.
     pub const SIZE: usize = 16;
     /// hObject, u32.
     pub const OBJECT: usize = 0;
-    /// index, u32: what is asked.
+    /// index, u32: the property to return.
     pub const ASKED: usize = 4;
     /// data, u64: the answer.
     pub const RESULT: usize = 8;
-    /// Asks for the handle of its parent.
+    /// The handle of the parent.
     pub const PARENT: u32 = 1;
-    /// Asks for its class, as it was allocated.
+    /// The class that was allocated.
     pub const CLASS: u32 = 2;
 }
 
-/// NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE_PARAMS: a child of an object of a client.
+/// NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE_PARAMS: a child of a client's object.
 pub mod child {
-    /// NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE, of the client itself.
+    /// NV0000_CTRL_CMD_CLIENT_GET_CHILD_HANDLE, called on the client itself.
     pub const COMMAND: u32 = 0xd05;
     /// Size of its parameters.
     pub const SIZE: usize = 12;
@@ -323,25 +321,25 @@ pub mod child {
     pub const PARENT: usize = 0;
     /// classId, u32: RM's internal number of the child's class.
     pub const CLASS: usize = 4;
-    /// hObject, u32: the answer, 0 for none.
+    /// hObject, u32: the answer, or 0 for none.
     pub const RESULT: usize = 8;
-    /// That of a subdevice, from driver 515 to 595 (`__nvoc_class_id_Subdevice`).
+    /// RM's internal class number of a subdevice, from driver 515 to 595 (`__nvoc_class_id_Subdevice`).
     pub const SUBDEVICE: u32 = 0x4b_01b3;
 }
 
-/// NV0000_CTRL_GPU_GET_ATTACHED_IDS_PARAMS: the GPUs that somebody uses.
+/// NV0000_CTRL_GPU_GET_ATTACHED_IDS_PARAMS: the GPUs in use.
 pub mod attached_ids {
-    /// NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS, of a root client.
+    /// NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS, called on a root client.
     pub const COMMAND: u32 = 0x201;
     /// Size of its parameters.
     pub const SIZE: usize = 128;
-    /// In place of an id: no more of them.
+    /// Ends the list of ids.
     pub const END: u32 = u32::MAX;
 }
 
 /// NV0000_CTRL_GPU_GET_UUID_FROM_GPU_ID_PARAMS: the UUID of a GPU.
 pub mod uuid_of_id {
-    /// NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID, of a root client.
+    /// NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID, called on a root client.
     pub const COMMAND: u32 = 0x275;
     /// Size of its parameters.
     pub const SIZE: usize = 268;
@@ -357,10 +355,10 @@ pub mod uuid_of_id {
     pub const LENGTH: usize = 264;
 }
 
-/// Control calls that stop and start channels, which they name by client and handle. RM lets anybody name
-/// anybody's.
+/// Control calls that stop and start channels, which they name by client and handle. RM lets any caller name any
+/// client's channels.
 pub mod channels {
-    /// One of these calls: numbers and offsets in bytes.
+    /// Number and byte offsets of one of these calls.
     #[derive(Clone, Copy, Debug)]
     pub struct List {
         /// Its number.
@@ -373,7 +371,7 @@ pub mod channels {
         pub clients: usize,
     }
 
-    /// Entries of its lists.
+    /// Most entries in the lists.
     pub const MOST: usize = 64;
     /// NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS.
     pub const STOP: List = List { command: 0x2080_110b, size: 536, count: 4, clients: 24 };
@@ -385,14 +383,14 @@ pub mod channels {
     pub const LISTS: [List; 3] = [STOP, STOP_FOR_KEYS, ROTATE_KEYS];
     /// bDisable of [`STOP`], u8: 0 starts the channels.
     pub const STOPS: usize = 0;
-    /// NVA06C_CTRL_CMD_GPFIFO_SCHEDULE of a group, and NVA06F_CTRL_CMD_GPFIFO_SCHEDULE of a channel: they let
-    /// it be scheduled for the first time.
+    /// NVA06C_CTRL_CMD_GPFIFO_SCHEDULE of a group, and NVA06F_CTRL_CMD_GPFIFO_SCHEDULE of a channel. They schedule it
+    /// for the first time.
     pub const SCHEDULE: [u32; 2] = [0xa06c_0101, 0xa06f_0103];
 }
 
-/// NVA06C_CTRL_CMD_SET_TIMESLICE: for how long a channel group runs at a stretch while others have work.
+/// NVA06C_CTRL_CMD_SET_TIMESLICE: how long a channel group runs before other work gets its turn.
 pub mod slice {
-    /// NVA06C_CTRL_CMD_SET_TIMESLICE, of the group.
+    /// NVA06C_CTRL_CMD_SET_TIMESLICE, called on the group.
     pub const COMMAND: u32 = 0xa06c_0103;
     /// Size of its parameters.
     pub const SIZE: usize = 8;
@@ -400,22 +398,22 @@ pub mod slice {
     pub const MICROSECONDS: usize = 0;
 }
 
-/// NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL: how often a channel group has its turn.
+/// NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL: how often a channel group gets its turn.
 pub mod interleave {
-    /// NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL, of the group.
+    /// NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL, called on the group.
     pub const COMMAND: u32 = 0xa06c_0107;
     /// Size of its parameters.
     pub const SIZE: usize = 4;
 }
 
-/// Calls by which a program sets how its channels are scheduled, without stopping or starting them:
+/// Calls by which a program changes the scheduling of its channels without stopping or starting them:
 /// NVA06C_CTRL_CMD_SET_TIMESLICE, SET_INTERLEAVE_LEVEL and MAKE_REALTIME of a group, and
 /// NVA06F_CTRL_CMD_SET_INTERLEAVE_LEVEL of a channel.
 pub const SCHEDULINGS: [u32; 4] = [slice::COMMAND, interleave::COMMAND, 0xa06c_0110, 0xa06f_0109];
 
 /// NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS.
 pub mod channel_group {
-    /// engineType, u32: the engine that its channels work on (NV2080_ENGINE_TYPE_*).
+    /// engineType, u32: the engine of its channels (NV2080_ENGINE_TYPE_*).
     pub const ENGINE: usize = 12;
     /// The first ten copy engines.
     pub const COPIES: core::ops::RangeInclusive<u32> = 9..=18;
@@ -437,17 +435,17 @@ pub mod gid_info {
     pub const DATA: usize = 12;
 }
 
-/// The u32 at `offset`; 0 where the bytes end before.
+/// Returns the u32 at `offset`, or 0 if the bytes end before it.
 pub fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
-/// The u64 at `offset`; 0 where the bytes end before.
+/// Returns the u64 at `offset`, or 0 if the bytes end before it.
 pub fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     bytes.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
-/// Writes `value` at `offset`. Bytes beyond the end are not written.
+/// Writes `value` at `offset`. Writes nothing if it does not fit.
 pub fn put(bytes: &mut [u8], offset: usize, value: &[u8]) {
     if let Some(room) = bytes.get_mut(offset..offset + value.len()) {
         room.copy_from_slice(value);

@@ -1,11 +1,11 @@
-//! A GPU's board: a page on which each supervisor says how its container shares the GPU and whether it works,
-//! so that everybody knows whose windows are in use. Each writes its own line alone, and nobody waits for
-//! another.
+//! A GPU's board: a shared page on which each supervisor publishes how its container shares the GPU and whether it
+//! works. All supervisors can then see which windows are in use. Each supervisor writes its own line only, so none
+//! waits for another.
 //!
-//! A line counts while its writer lives, which is so while it holds the lock on the byte of this number.
+//! A line counts while its writer lives, that is, while the writer holds the lock on the byte of this number.
 //!
-//! Behind these lines are the meter's: how many groups of each lease work, by the card's own record. They
-//! count for as long as they are fresh.
+//! The meter's lines follow: how many groups of each lease work, according to the card's own record. They count while
+//! they are fresh.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,9 +25,9 @@ use crate::{memory, sys};
 /// Most containers on one GPU.
 const MOST_LINES: usize = 256;
 
-/// Number of the page's layout, raised with every change to it.
+/// Version of the page's layout. Raise it with every change to the layout.
 const VERSION: u64 = 1;
-/// What a page begins with: "gsboards" with the number of its layout.
+/// First word of a page: "gsboards" combined with the layout version.
 const LAYOUT: u64 = u64::from_ne_bytes(*b"gsboards") ^ VERSION;
 
 #[derive(Debug, Default)]
@@ -39,26 +39,27 @@ struct Line {
     working: AtomicU32,
 }
 
-/// What the meter says of a lease.
+/// The meter's entry for a lease.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct RecordedLine {
     lease: AtomicI64,
     working: AtomicU32,
-    /// Whether it used more than its share of a second, and not less since.
+    /// Whether it used more than its share of a second, and has not used less since.
     over: AtomicU32,
-    /// When it was written, in microseconds of the monotonic clock.
+    /// Time of the last write, in microseconds of the monotonic clock.
     at: AtomicU64,
 }
 
-/// The page. A supervisor of an earlier release maps the first part of it.
+/// The page. Supervisors of earlier releases map only the first part.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Page {
     layout: AtomicU64,
     lines: [Line; MOST_LINES],
     recorded: [RecordedLine; MOST_LINES],
-    /// By line, whether the card's record may name others for groups of it: it does not count then.
+    /// By line, whether the card's record may attribute groups of it to others. Its recorded figure does not count
+    /// then.
     nameless: [AtomicU32; MOST_LINES],
     /// [`Tenant::pays`] by line.
     pays: [AtomicU32; MOST_LINES],
@@ -70,11 +71,11 @@ pub(crate) struct Page {
     stays: [AtomicU32; MOST_LINES],
 }
 
-/// For how many microseconds the meter's lines count. It writes them each 0.1 s, and now and then looks at
-/// all processes in between.
+/// How many microseconds the meter's lines stay valid. It writes them every 0.1 s, and occasionally takes longer
+/// because it scans all processes.
 const FRESH: u64 = 1_000_000;
 
-/// A GPU's board, with a line of one's own.
+/// A GPU's board, and the line that this supervisor owns.
 #[derive(Debug)]
 pub struct Board {
     page: &'static Page,
@@ -83,13 +84,13 @@ pub struct Board {
 }
 
 impl Board {
-    /// Opens the board `path`, which is made where it is missing, and takes a line of it.
+    /// Opens the board `path`, creating it if it is missing, and claims a line.
     ///
     /// # Errors
-    /// When it cannot be opened, is another version's, or has no line left.
+    /// If it cannot be opened, has another version, or has no free line.
     pub fn join(path: &Path) -> io::Result<Self> {
         let page = open(path)?;
-        let file = open_file(path)?; // the mapping keeps its file, and would keep the lock of it
+        let file = open_file(path)?; // the mapping keeps its file open, which would keep the lock too
         let own = (0..MOST_LINES).find(|line| sys::lock_byte(&file, *line, false).is_ok());
         let own = own.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?;
         let board = Self { page, file, own };
@@ -97,8 +98,8 @@ impl Board {
         Ok(board)
     }
 
-    /// Says how the container of a lease shares, how many channel groups of it work (without any it is not
-    /// there), and whether the card's record may name others for some of them.
+    /// Publishes how the container of a lease shares, how many of its channel groups work (with 0 it counts as
+    /// absent), and whether the card's record may attribute some of them to others.
     pub fn publish(&self, lease: i64, plan: &Plan, working: u32, is_nameless: bool) {
         let line = &self.page.lines[self.own];
         self.page.nameless[self.own].store(u32::from(is_nameless), Ordering::Relaxed);
@@ -118,7 +119,7 @@ impl Board {
         self.page.started[self.own].store(now, Ordering::Relaxed);
     }
 
-    /// Takes the line's words back.
+    /// Clears the line.
     pub fn leave(&self) {
         self.publish_terms(0, 0);
         self.publish_start(0);
@@ -127,8 +128,8 @@ impl Board {
         line.plan.write(None);
     }
 
-    /// Who is on the GPU at `now`, in microseconds of the monotonic clock: each lease once, with the longest
-    /// frame that anybody goes by.
+    /// Lists the tenants of the GPU at `now`, in microseconds of the monotonic clock: each lease once. Also returns
+    /// the longest frame in use.
     pub fn read(&self, now: u64) -> (Frame, Vec<Tenant>) {
         let mut frame = Frame::SHORT;
         let mut tenants: Vec<Tenant> = Vec::new();
@@ -149,7 +150,7 @@ impl Board {
             let pays = if at == self.own { 0 } else { self.page.pays[at].load(Ordering::Relaxed) };
             let stint = self.page.stints[at].load(Ordering::Relaxed);
             let started = self.page.started[at].load(Ordering::Relaxed);
-            // Containers of one lease have one plan.
+            // Containers of one lease share one plan.
             if let Some(known) = tenants.iter_mut().find(|tenant| tenant.lease == lease) {
                 known.working = known.working.saturating_add(working);
                 known.is_present |= working > 0;
@@ -185,7 +186,7 @@ impl Board {
 }
 
 impl Page {
-    /// What the card's own record says of a lease.
+    /// Returns the lease's figures from the card's own record.
     fn recorded(&self, lease: i64, now: u64) -> Option<Recorded> {
         let is_its = |line: &&RecordedLine| line.lease.load(Ordering::Acquire) == lease;
         let (line, stay) = self.recorded.iter().zip(&self.stays).find(|(line, _)| is_its(line))?;
@@ -193,7 +194,7 @@ impl Page {
         let at = line.at.load(Ordering::Acquire);
         let working = line.working.load(Ordering::Relaxed);
         let is_over = line.over.load(Ordering::Relaxed) != 0;
-        // It may be another lease's by now.
+        // The line may belong to another lease by now.
         let is_its_still = line.lease.load(Ordering::Acquire) == lease;
         (is_its_still && now.saturating_sub(at) <= FRESH).then_some(Recorded { working, is_over, stay })
     }
@@ -206,11 +207,11 @@ fn open_file(path: &Path) -> io::Result<OwnedFd> {
     options.custom_flags(flags).open(path).map(OwnedFd::from)
 }
 
-/// Maps the board `path`, which is made where it is missing.
+/// Maps the board `path`, creating it if it is missing.
 fn open(path: &Path) -> io::Result<&'static Page> {
     let file = open_file(path)?;
     let size = i64::try_from(size_of::<Page>()).map_err(io::Error::other)?;
-    // Zeros are an empty page, whoever of several makes it so long.
+    // Zeros are an empty page, so it does not matter which of several processes extends the file.
     if nix::sys::stat::fstat(&file)?.st_size < size {
         nix::unistd::ftruncate(&file, size)?;
     }
@@ -222,26 +223,26 @@ fn open(path: &Path) -> io::Result<&'static Page> {
     Ok(page)
 }
 
-/// A GPU's board for the meter, which alone writes what the card's record says.
+/// A GPU's board for the meter. Only the meter publishes figures from the card's record.
 #[derive(Debug)]
 pub struct Recorder(&'static Page);
 
 impl Recorder {
-    /// Opens the board of the GPU with this UUID in the folder of all boards.
+    /// Opens the board of the GPU with this UUID in the directory of all boards.
     ///
     /// # Errors
-    /// When it cannot be opened, or is another version's.
+    /// If it cannot be opened, or has another version.
     pub fn open(boards: &Path, uuid: &[u8; 16]) -> io::Result<Self> {
         open(&boards.join(name_of(uuid))).map(Self)
     }
 
-    /// Says what the record says of each lease, at `now`. A lease keeps its line. Leases beyond the board's
-    /// lines are left out: all of their groups count.
+    /// Publishes the recorded figures of each lease at `now`. A lease keeps its line. If there are more leases than
+    /// lines, the rest get none, and all of their groups count.
     pub fn publish(&self, all: &BTreeMap<i64, Recorded>, now: u64) {
         let lines = &self.0.recorded;
         let of = |line: &RecordedLine| line.lease.load(Ordering::Relaxed);
         for line in lines.iter().filter(|line| !all.contains_key(&of(line))) {
-            line.at.store(0, Ordering::Relaxed); // nobody takes the last lease's figure for the next one's
+            line.at.store(0, Ordering::Relaxed); // keeps readers from using the previous lease's figure
             line.lease.store(0, Ordering::Release);
         }
         for (lease, recorded) in all {
@@ -263,7 +264,7 @@ impl Drop for Recorder {
     }
 }
 
-/// The name of a GPU's board.
+/// Returns the file name of a GPU's board.
 pub(crate) fn name_of(uuid: &[u8; 16]) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -326,7 +327,7 @@ mod tests {
         let path = folder.path().join("board");
         let (one, two) = (Board::join(&path).unwrap(), Board::join(&path).unwrap());
         one.publish(11, &burst(30), 1, false);
-        // As if its process had been killed: the lock goes with its file, and the words stay.
+        // Simulate a killed process: the lock goes with its file, and the words stay.
         let line = one.own;
         let page = one.page;
         drop(one);
@@ -350,14 +351,14 @@ mod tests {
         let works = |working| Recorded { working, is_over: false, stay: working * 100 };
         meter.publish(&[(10, works(2)), (11, works(1))].into(), 5_000);
         assert_eq!([working(5_000), working(1_005_000), working(1_005_001)], [1, 1, 3]);
-        // Others come and go, and each keeps its line.
+        // Other leases come and go, and each keeps its line.
         let at = || board.page.recorded.iter().position(|line| line.lease.load(Ordering::Relaxed) == 11);
         let before = at();
         meter.publish(&[(11, works(1)), (10, works(2))].into(), 5_000);
         meter.publish(&[(11, works(2)), (12, works(5))].into(), 5_000);
         assert_eq!((at(), working(5_000)), (before, 2));
         assert_eq!([5_000, 1_005_001].map(|now| board.read(now).1[0].stay), [200, 0]);
-        // None worked, or more than the supervisor knows of: contexts that come and go.
+        // No groups worked, or more than the supervisor knows, since contexts come and go.
         meter.publish(&[(11, works(0))].into(), 400_000);
         assert_eq!(working(400_000), 1);
         meter.publish(&[(11, works(9))].into(), 400_000);
@@ -367,14 +368,14 @@ mod tests {
         board.publish(11, &burst(30), 0, false);
         meter.publish(&[(11, works(1))].into(), 400_000);
         assert_eq!(working(400_000), 0, "it is not there");
-        // Who is put before others is so while the record shows that he uses no more than his share.
+        // A latency container keeps its precedence while the record shows that it uses no more than its share.
         let latency = Plan { policy: Policy::Latency { share: 30 }, frame: Frame::SHORT };
         board.publish(11, &latency, 1, false);
         let policy = |now| board.read(now).1[0].policy.clone();
         assert_eq!((policy(400_000), policy(1_400_001)), (latency.policy, burst(30).policy));
         meter.publish(&[(11, Recorded { working: 1, is_over: true, stay: 0 })].into(), 400_000);
         assert_eq!(policy(400_000), burst(30).policy);
-        // Some of its work may be in the record under another's name.
+        // The record may attribute some of its work to another container.
         meter.publish(&[(11, works(1))].into(), 400_000);
         board.publish(11, &burst(30), 3, true);
         assert_eq!(working(400_000), 3);

@@ -1,15 +1,15 @@
-//! The books: which objects that take device memory a container has, and what they sum up to.
+//! The books: the container's objects that take device memory, and their sums.
 //!
-//! They stand in records of a fixed size, in memory that outlives the worker. A record counts from the moment
-//! in which its `state` says so, which is written last; everything else (index and sums) is worked out from
-//! the records when a worker starts. So a worker may be killed between any two instructions.
+//! They are records of a fixed size in memory that outlives the worker. A record counts once its `state` says so,
+//! which is written last. A worker rebuilds everything else (index and sums) from the records when it starts, so it
+//! may be killed between any two instructions.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::abi::{Class, Kind};
 
-/// Most objects of a container. One that makes more gets [`crate::abi::Status::INSUFFICIENT_RESOURCES`].
+/// Most objects of a container. Beyond that, allocations fail with [`crate::abi::Status::INSUFFICIENT_RESOURCES`].
 pub const MOST_OBJECTS: usize = 65_536;
 
 /// Index of a GPU among those that the lease grants.
@@ -20,16 +20,16 @@ pub const MOST_GPUS: usize = 16;
 
 const EMPTY: u32 = 0;
 const USED: u32 = 1;
-/// Used, by a channel that its program has stopped.
+/// A used record of a channel that its program has stopped.
 const STOPPED: u32 = 2;
-/// In place of a class: bytes that RM counts under a handle which the books do not know.
+/// Stands in for a class: bytes that RM counts under a handle that the books do not know.
 const PASSED: u32 = u32::MAX;
-/// In place of a class: bytes that RM counts for nobody, and that are still on the card.
+/// Stands in for a class: bytes that RM counts for no process, but which are still on the card.
 const ORPHANED: u32 = u32::MAX - 1;
-/// The GPU of an object that belongs to none.
+/// The GPU of an object that lies on none.
 const NO_GPU: u32 = u32::MAX;
 
-/// One entry. All zeros is an empty one.
+/// One entry. All zeros means empty.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Record {
@@ -39,9 +39,9 @@ pub struct Record {
     parent: u32,
     class: u32,
     gpu: u32,
-    /// Bytes as RM counts them. Of a client, its file's number.
+    /// Bytes as RM counts them. For a client, the descriptor of its file.
     bytes: u64,
-    /// Bytes that RM takes and does not count: rounding, page tables, channel groups. Of a client, its owner.
+    /// Bytes that RM takes and does not count: rounding, page tables, channel groups. For a client, its owner.
     cost: u64,
 }
 
@@ -50,28 +50,28 @@ const _: () = assert!(size_of::<Record>() == 40);
 /// An object that takes device memory, or leads to others that do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// The client's handle. RM gives each one once among all that live.
+    /// The client's handle, unique among all living clients.
     pub client: u32,
-    /// Its own handle, unique in the client.
+    /// The object's own handle, unique in the client.
     pub handle: u32,
     /// The handle of its parent in the client.
     pub parent: u32,
     /// Its class.
     pub class: Class,
-    /// The GPU that it lies on, if it is known.
+    /// The GPU that it lies on, if known.
     pub gpu: Option<Gpu>,
     /// Bytes as RM counts them.
     pub bytes: u64,
-    /// Bytes that RM takes besides.
+    /// Bytes that RM takes in addition.
     pub cost: u64,
 }
 
-/// The handle of no client: processes that made clients stand below it, each under its number.
+/// Not a real client handle: processes that made clients are recorded below it, each under its PID.
 const MAKERS: u32 = 0;
-/// Of a process there, in place of bytes: whether it has ended.
+/// Whether such a process has ended, stored in place of bytes.
 const LIVES: u64 = 0;
 const ENDED: u64 = 1;
-/// Most processes that are kept there after their end.
+/// Most such processes to keep after their end.
 const MOST_MAKERS: usize = 8192;
 
 /// A client.
@@ -81,23 +81,23 @@ pub struct Client {
     pub handle: u32,
     /// A process that has the client's file.
     pub process: u32,
-    /// The file's number there.
+    /// The descriptor of that file in the process.
     pub fd: i32,
-    /// The process that made it, and for which RM counts its memory, once that is known.
+    /// The process that made the client and for which RM counts its memory, once known.
     pub owner: Option<Owner>,
 }
 
 /// The process that made a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Its number.
+    /// Its PID.
     pub pid: u32,
-    /// What tells it from later processes of the same number, if that is known: never 0.
+    /// Distinguishes it from later processes with the same PID, if known. Never 0.
     pub birth: Option<u32>,
 }
 
 impl Owner {
-    /// Of a record's number.
+    /// Decodes an owner from a record's number.
     fn of(number: u64) -> Option<Self> {
         let some = |number: u64| u32::try_from(number).ok().filter(|one| *one != 0);
         Some(Self { pid: some(number & u64::from(u32::MAX))?, birth: some(number >> 32) })
@@ -109,7 +109,7 @@ impl Owner {
 }
 
 impl Client {
-    /// The client of a record, if it is one's.
+    /// Decodes a client from its record; `None` if the record is not a client.
     fn of(object: &Object) -> Option<Self> {
         let fd = u32::try_from(object.bytes).ok()?.cast_signed();
         let owner = Owner::of(object.cost);
@@ -117,7 +117,7 @@ impl Client {
         is_one.then_some(Self { handle: object.client, process: object.parent, fd, owner })
     }
 
-    /// The process for which RM counts its memory, as far as that is known.
+    /// Returns the process for which RM counts the client's memory, as far as known.
     fn counts_for(&self) -> u32 {
         self.owner.map_or(self.process, |owner| owner.pid)
     }
@@ -134,16 +134,16 @@ impl Client {
 pub struct Sums {
     /// Memory of known objects, as RM counts it.
     pub objects: u64,
-    /// Memory that RM counts under handles which were never seen allocated.
+    /// Memory that RM counts under handles whose allocation the supervisor never saw.
     pub passed: u64,
-    /// Memory that RM counts for nobody: a duplicate holds it.
+    /// Memory that RM counts for no process because a duplicate holds it.
     pub orphaned: u64,
     /// Rounding, page tables and channel groups.
     pub cost: u64,
 }
 
 impl Sums {
-    /// The sum that records of this class count towards.
+    /// Returns the sum that records of this class count towards.
     fn of_class(&mut self, class: u32) -> &mut u64 {
         match class {
             PASSED => &mut self.passed,
@@ -152,18 +152,18 @@ impl Sums {
         }
     }
 
-    /// All that is held against the limit.
+    /// Returns everything that counts against the limit.
     pub fn charged(&self) -> u64 {
         self.counted().saturating_add(self.orphaned).saturating_add(self.cost)
     }
 
-    /// What RM's own figure should be.
+    /// Returns the figure that RM itself should report.
     pub fn counted(&self) -> u64 {
         self.objects.saturating_add(self.passed)
     }
 }
 
-/// No record is free.
+/// Error: no record is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -171,23 +171,23 @@ pub struct Full;
 #[derive(Debug)]
 pub struct Books<'m> {
     records: &'m mut [Record],
-    /// Record of each object, by client and handle.
+    /// Slot of each object's record, by client and handle.
     index: HashMap<(u32, u32), u32>,
-    /// How many objects have this one as their parent, by client and handle.
+    /// How many children an object has, by client and handle.
     children: HashMap<(u32, u32), u32>,
-    /// How many of the records are processes that made clients.
+    /// How many records are processes that made clients.
     makers: usize,
     free: Vec<u32>,
-    /// Records from here on were never used.
+    /// Records from here on have never been used.
     fresh: usize,
     sums: [Sums; MOST_GPUS],
-    /// Records that are no objects, by class and GPU.
+    /// Slots of records that are sums and not objects, by class and GPU.
     sum_slots: HashMap<(u32, u32), u32>,
 }
 
 impl<'m> Books<'m> {
-    /// The books that `records` hold, of which those behind the first `written` were never written to. At
-    /// most [`MOST_OBJECTS`] of them are used.
+    /// Opens the books in `records`. Only the first `written` records have ever been written to. At most
+    /// [`MOST_OBJECTS`] of them are used.
     pub fn open(records: &'m mut [Record], written: usize) -> Self {
         let mut books = Self {
             index: HashMap::new(),
@@ -208,13 +208,13 @@ impl<'m> Books<'m> {
         books
     }
 
-    /// Takes the record of this slot into index and sums.
+    /// Adds the record of this slot to the index and sums.
     fn enter(&mut self, slot: usize) {
         let record = &self.records[slot];
         match record.class {
             PASSED | ORPHANED => {
                 let before = self.sum_slots.insert((record.class, record.gpu), number(slot));
-                // A worker was killed while it wrote the new one: the larger counts.
+                // A worker was killed while it wrote the new record: the larger one counts.
                 if let Some(before) = before.filter(|before| *before as usize != slot) {
                     return self.keep_larger(slot, before as usize);
                 }
@@ -234,7 +234,7 @@ impl<'m> Books<'m> {
         }
     }
 
-    /// Takes the record of this slot out of index and sums, and frees it.
+    /// Removes the record of this slot from the index and sums, and frees it.
     fn leave(&mut self, slot: usize) {
         let record = &mut self.records[slot];
         record.state.store(EMPTY, Ordering::Release);
@@ -288,7 +288,7 @@ impl<'m> Books<'m> {
         Ok(())
     }
 
-    /// Adds an object. One with the same client and handle is gone: RM never has two.
+    /// Adds an object. An existing one with the same client and handle is gone, because RM never has two.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
@@ -297,13 +297,13 @@ impl<'m> Books<'m> {
         self.write(object, object.class.0)
     }
 
-    /// Whether another object can be added. The sums always find room.
+    /// Whether another object fits. The check reserves room for the sums.
     pub fn has_room(&self) -> bool {
         const SUMS: usize = 4 * MOST_GPUS;
         self.index.len() + SUMS < self.records.len().min(MOST_OBJECTS)
     }
 
-    /// The object of this client and handle.
+    /// Returns the object with this client and handle.
     pub fn get(&self, client: u32, handle: u32) -> Option<Object> {
         self.index.get(&(client, handle)).map(|slot| self.object(*slot as usize))
     }
@@ -321,8 +321,8 @@ impl<'m> Books<'m> {
         }
     }
 
-    /// The object of this handle and all below it, of a client that frees it. The client's own handle means
-    /// all of its objects.
+    /// Returns the object with this handle and everything below it, for a client that frees it. The client's own
+    /// handle stands for all of its objects.
     pub fn tree(&self, client: u32, handle: u32) -> Vec<Object> {
         if handle != client && !self.children.contains_key(&(client, handle)) {
             return self.get(client, handle).into_iter().collect();
@@ -332,8 +332,8 @@ impl<'m> Books<'m> {
         self.index.values().map(|slot| self.object(*slot as usize)).filter(is_in).collect()
     }
 
-    /// Whether `object` is `handle`'s or lies below it. RM's own trees are at most this deep. Programs name
-    /// channels and devices that RM need not have made, so that nothing lies below those.
+    /// Whether `object` has this handle or lies below it. RM's own trees are at most this deep. Programs may name
+    /// channels and devices that RM never made, so nothing counts as lying below those.
     fn is_below(&self, object: &Object, handle: u32) -> bool {
         const DEEPEST: usize = 16;
         let mut at = *object;
@@ -351,7 +351,7 @@ impl<'m> Books<'m> {
         false
     }
 
-    /// Takes an object out. Nothing happens if the books do not have it.
+    /// Removes an object, if the books have it.
     pub fn remove(&mut self, client: u32, handle: u32) {
         if let Some(slot) = self.index.get(&(client, handle)).copied() {
             self.leave(slot as usize);
@@ -367,7 +367,7 @@ impl<'m> Books<'m> {
     }
 
     fn set_sum(&mut self, class: u32, gpu: Gpu, bytes: u64) -> Result<(), Full> {
-        // The new record is written before the old one goes, so that a worker that is killed leaves one of
+        // Write the new record before removing the old one, so that a worker that is killed leaves at least one of
         // them.
         let key = (class, number(gpu));
         let before = self.sum_slots.remove(&key);
@@ -385,7 +385,7 @@ impl<'m> Books<'m> {
         written
     }
 
-    /// Of two records of one sum, keeps the one with more bytes.
+    /// Keeps the larger of two records of one sum.
     fn keep_larger(&mut self, new: usize, old: usize) {
         let is_more = self.records[new].bytes > self.records[old].bytes;
         let (kept, dropped) = if is_more { (new, old) } else { (old, new) };
@@ -400,15 +400,15 @@ impl<'m> Books<'m> {
         self.free.push(number(dropped));
     }
 
-    /// Notes more bytes that RM does not count any more and that are still on the card.
+    /// Adds bytes that RM no longer counts but that are still on the card.
     ///
     /// # Errors
-    /// [`Full`] if there is no room; they are forgotten then.
+    /// [`Full`] if there is no room; the bytes are lost then.
     pub fn orphan(&mut self, gpu: Gpu, bytes: u64) -> Result<(), Full> {
         self.set_orphaned(gpu, self.sums(gpu).orphaned.saturating_add(bytes))
     }
 
-    /// Sets how many bytes of a GPU RM does not count and duplicates hold.
+    /// Sets how many bytes of a GPU duplicates hold without RM counting them.
     ///
     /// # Errors
     /// [`Full`] if there is no room; the sum is 0 then.
@@ -416,12 +416,12 @@ impl<'m> Books<'m> {
         self.set_sum(ORPHANED, gpu, bytes)
     }
 
-    /// The sums on a GPU.
+    /// Returns the sums of a GPU.
     pub fn sums(&self, gpu: Gpu) -> Sums {
         self.sums.get(gpu).copied().unwrap_or_default()
     }
 
-    /// Subdevices on a GPU, and then devices: what RM can be asked through.
+    /// Lists a GPU's subdevices, then its devices: the objects through which RM can be queried.
     pub fn anchors(&self, gpu: Gpu) -> Vec<Object> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
         let of_gpu = all.filter(|object| object.gpu == Some(gpu));
@@ -431,7 +431,7 @@ impl<'m> Books<'m> {
         subdevices
     }
 
-    /// Notes whether the program has stopped a channel of its own.
+    /// Records whether the program has stopped a channel of its own.
     pub fn set_stopped(&self, client: u32, channel: u32, is_stopped: bool) {
         if let Some(slot) = self.index.get(&(client, channel)) {
             let state = if is_stopped { STOPPED } else { USED };
@@ -445,30 +445,30 @@ impl<'m> Books<'m> {
         slot.is_some_and(|slot| self.records[*slot as usize].state.load(Ordering::Acquire) == STOPPED)
     }
 
-    /// All channels.
+    /// Lists all channels.
     pub fn channels(&self) -> Vec<Object> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
         all.filter(|object| object.class.kind() == Kind::Channel).collect()
     }
 
-    /// All clients.
+    /// Lists all clients.
     pub fn clients(&self) -> impl Iterator<Item = Client> + '_ {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
         all.filter(|object| object.client != MAKERS).filter_map(|object| Client::of(&object))
     }
 
-    /// Handles of the clients that are a process's: that it made, or made calls with where that is not known.
+    /// Lists the clients that a process made, or called through if their maker is unknown.
     pub fn clients_of(&self, process: u32) -> Vec<u32> {
         let its = self.clients().filter(|client| client.counts_for() == process);
         its.map(|client| client.handle).collect()
     }
 
-    /// The client of this handle.
+    /// Returns the client with this handle.
     pub fn client(&self, handle: u32) -> Option<Client> {
         self.get(handle, handle).as_ref().and_then(Client::of)
     }
 
-    /// Notes a client.
+    /// Records a client.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
@@ -476,8 +476,8 @@ impl<'m> Books<'m> {
         if self.client(client.handle).as_ref() == Some(client) { Ok(()) } else { self.add(&client.record()) }
     }
 
-    /// Notes that a process may have made a client, whose handle is not known yet. RM counts for it what that
-    /// client will have, also after its end.
+    /// Records that a process may have made a client whose handle is not known yet. RM counts that client's memory for
+    /// the process, even after the process has ended.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
@@ -488,7 +488,7 @@ impl<'m> Books<'m> {
         self.add(&Object { bytes: LIVES, ..Object::maker(process) })
     }
 
-    /// Notes that a process has ended, and returns whether it may have made clients.
+    /// Records that a process has ended, and returns whether it may have made clients.
     pub fn end_maker(&mut self, process: u32) -> bool {
         let is_one = self.get(MAKERS, process).is_some();
         if is_one && self.makers <= MOST_MAKERS {
@@ -499,13 +499,13 @@ impl<'m> Books<'m> {
         is_one
     }
 
-    /// Processes that may have made clients, and that were forgotten.
+    /// Lists ended processes that may have made clients.
     pub fn ended_makers(&self) -> Vec<u32> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
         all.filter(|one| (one.client, one.bytes) == (MAKERS, ENDED)).map(|one| one.handle).collect()
     }
 
-    /// All processes that made a client, or have one, but for those.
+    /// Lists all processes that made a client or have one, except the ended makers.
     pub fn processes(&self) -> Vec<u32> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
         let all = all.filter(|one| (one.client, one.bytes) != (MAKERS, ENDED));
@@ -516,7 +516,7 @@ impl<'m> Books<'m> {
         pids
     }
 
-    /// Bytes on a GPU of all objects, by the process of their client.
+    /// Returns the bytes of all objects on a GPU, by the process of their client.
     pub fn held(&self, gpu: Gpu) -> HashMap<u32, u64> {
         let mut held: HashMap<u32, u64> = HashMap::new();
         for slot in self.index.values() {
@@ -531,19 +531,19 @@ impl<'m> Books<'m> {
         held
     }
 
-    /// A subdevice below a device, if one is known.
+    /// Returns a subdevice below a device, if one is known.
     pub fn subdevice_of(&self, client: u32, device: u32) -> Option<Object> {
         let all = self.index.values().map(|slot| self.object(*slot as usize));
         all.filter(|object| object.client == client && object.parent == device)
             .find(|object| object.class.kind() == Kind::Subdevice)
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.index.len() - self.makers
     }
 
-    /// Whether there is none.
+    /// Whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

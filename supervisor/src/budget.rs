@@ -1,49 +1,50 @@
-//! The budget of a lease: what it may hold on each GPU, and what each of its supervisors has charged so far.
+//! The budget of a lease: its limit on each GPU, and the bytes that each of its supervisors has charged so far.
 //!
-//! It stands in memory that all supervisors of the lease map. Each writes its own slot alone, so that one
-//! that dies in the middle of anything leaves no other's figure wrong. A slot outlives its supervisor.
+//! It lives in memory that all supervisors of the lease map. Each writes only its own slot, so one that dies at any
+//! point corrupts no other's figure. A slot outlives its supervisor.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::books::{Gpu, MOST_GPUS};
 use crate::plan::{Plan, SharedPlan};
 
-/// Most supervisors of a lease at a time: its containers.
+/// Most supervisors of a lease at a time: one per container.
 pub const MOST_SLOTS: usize = 64;
 
-/// One GPU of the lease. Zeros are no GPU.
+/// One GPU of the lease. All zeros means no GPU.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Line {
     uuid: [AtomicU32; 4],
-    /// Bytes that the lease may hold.
+    /// Bytes that the lease may use.
     limit: AtomicU64,
 }
 
-/// What one supervisor has charged, in bytes of each GPU, and what went past it.
+/// The bytes that one supervisor has charged on each GPU, and the allocations that bypassed it.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Slot {
     charged: [AtomicU64; MOST_GPUS],
-    /// How often RM counted memory that was never performed.
+    /// How often RM counted memory that the supervisor did not allocate.
     races: AtomicU64,
-    /// How many processes were ended for it.
+    /// How many processes were killed for it.
     ended: AtomicU64,
 }
 
-/// What went past the supervisors of a lease since it was made.
+/// Allocations that bypassed the supervisors of a lease since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
-    /// How often RM counted memory that was never performed: a call was changed while it was let through.
+    /// How often RM counted memory that the supervisor did not allocate: a program changed a call after it was let
+    /// through.
     pub races: u64,
-    /// How many processes were ended for it, since the lease was above its limit then.
+    /// How many processes were killed for it because the lease exceeded its limit.
     pub ended: u64,
 }
 
-/// Number of the page's layout: raised with every change to it. The page of a lease that stands may be an
-/// earlier version's.
+/// Version of the page's layout. Raise it with every change to the layout. A running lease may have a page of an
+/// earlier version.
 const VERSION: u64 = 3;
-/// What a page begins with: "gpushare" with the number of its layout.
+/// First word of a page: "gpushare" combined with the layout version.
 const LAYOUT: u64 = u64::from_ne_bytes(*b"gpushare") ^ VERSION;
 
 /// The shared memory.
@@ -55,13 +56,13 @@ pub struct Page {
     /// 1 while the lease's programs are paused.
     paused: AtomicU64,
     lines: [Line; MOST_GPUS],
-    /// How the lease shares each GPU's time; none where its supervisors do not hold that.
+    /// How the lease shares each GPU's time; empty if its supervisors do not enforce sharing.
     plans: [SharedPlan; MOST_GPUS],
     slots: [Slot; MOST_SLOTS],
 }
 
 impl Page {
-    /// A page in this process's own memory.
+    /// Creates a page in this process's own memory.
     pub fn new() -> Box<Self> {
         let slots = std::array::from_fn(|_| Slot::default());
         let (layout, lease) = (AtomicU64::new(LAYOUT), AtomicI64::default());
@@ -69,7 +70,7 @@ impl Page {
         Box::new(Self { layout, lease, paused, lines: Default::default(), plans: Default::default(), slots })
     }
 
-    /// The page as bytes, for a file. Nobody else may change it meanwhile.
+    /// Returns the page as bytes, to be written to a file. No other process may change it meanwhile.
     #[allow(unsafe_code)]
     pub fn as_bytes(&self) -> &[u8] {
         let start: *const u8 = std::ptr::from_ref(self).cast();
@@ -77,7 +78,7 @@ impl Page {
         unsafe { std::slice::from_raw_parts(start, size_of::<Self>()) }
     }
 
-    /// What went past the supervisors.
+    /// Returns the allocations that bypassed the supervisors.
     pub fn passed(&self) -> Passed {
         let sum = |of: fn(&Slot) -> &AtomicU64| {
             let all = self.slots.iter().map(|slot| of(slot).load(Ordering::Relaxed));
@@ -86,23 +87,23 @@ impl Page {
         Passed { races: sum(|slot| &slot.races), ended: sum(|slot| &slot.ended) }
     }
 
-    /// What all supervisors have charged, in bytes of each GPU.
+    /// Returns the bytes that all supervisors have charged, per GPU.
     pub fn charged(&self) -> Vec<u64> {
         let all = |gpu: Gpu| self.slots.iter().map(move |slot| slot.charged[gpu].load(Ordering::SeqCst));
         (0..MOST_GPUS).map(|gpu| all(gpu).fold(0, u64::saturating_add)).collect()
     }
 
-    /// Bytes that line `gpu` grants.
+    /// Returns the bytes that line `gpu` grants.
     pub fn granted(&self, gpu: Gpu) -> u64 {
         self.lines[gpu].limit.load(Ordering::Acquire)
     }
 
-    /// Which lease it is of.
+    /// Returns the id of the lease.
     pub fn lease(&self) -> i64 {
         self.lease.load(Ordering::Relaxed)
     }
 
-    /// Says which lease it is of.
+    /// Sets the id of the lease.
     pub fn set_lease(&self, lease: i64) {
         self.lease.store(lease, Ordering::Relaxed);
     }
@@ -112,22 +113,22 @@ impl Page {
         self.paused.load(Ordering::Acquire) != 0
     }
 
-    /// Pauses the lease's programs, or lets them run again.
+    /// Pauses or resumes the lease's programs.
     pub fn pause(&self, is_paused: bool) {
         self.paused.store(is_paused.into(), Ordering::Release);
     }
 
-    /// How the lease shares the time of line `gpu`; `None` where no supervisor holds that.
+    /// Returns how the lease shares the time of line `gpu`, or `None` if no supervisor enforces sharing.
     pub fn plan(&self, gpu: Gpu) -> Option<Plan> {
         self.plans[gpu].read()
     }
 
-    /// Says how the lease shares the time of line `gpu`.
+    /// Sets how the lease shares the time of line `gpu`.
     pub fn set_plan(&self, gpu: Gpu, plan: Option<&Plan>) {
         self.plans[gpu].write(plan);
     }
 
-    /// The UUID of line `gpu`, if the lease has one there.
+    /// Returns the UUID of line `gpu`, if the lease has a GPU there.
     pub fn uuid(&self, gpu: Gpu) -> Option<[u8; 16]> {
         let line = self.lines.get(gpu).filter(|line| line.limit.load(Ordering::Acquire) > 0)?;
         let mut uuid = [0; 16];
@@ -137,23 +138,22 @@ impl Page {
         Some(uuid)
     }
 
-    /// Grants nothing any more.
+    /// Revokes all grants.
     pub fn revoke(&self) {
         self.lines.iter().for_each(|line| line.limit.store(0, Ordering::Release));
     }
 
-    /// Whether it has the layout that is compiled here.
+    /// Whether the page has the layout version of this build.
     pub fn is_known(&self) -> bool {
         self.layout.load(Ordering::Relaxed) == LAYOUT
     }
 
-    /// Whether nothing is charged in a slot.
+    /// Whether a slot has no charges.
     pub fn is_clean(&self, slot: usize) -> bool {
         self.slots[slot].charged.iter().all(|charged| charged.load(Ordering::SeqCst) == 0)
     }
 
-    /// Grants `bytes` of the GPU with this UUID as line `gpu`. Bytes below what is in use mean that nothing
-    /// more is allocated.
+    /// Grants `bytes` of the GPU with this UUID as line `gpu`. If more is already in use, further allocations fail.
     pub fn grant(&self, gpu: Gpu, uuid: &[u8; 16], bytes: u64) {
         let line = &self.lines[gpu];
         for (word, part) in line.uuid.iter().zip(uuid.chunks_exact(4)) {
@@ -164,7 +164,7 @@ impl Page {
     }
 }
 
-/// The budget, as one supervisor sees it.
+/// The budget as one supervisor sees it.
 pub struct Budget<'p> {
     page: &'p Page,
     slot: usize,
@@ -172,20 +172,19 @@ pub struct Budget<'p> {
 }
 
 impl<'p> Budget<'p> {
-    /// The budget of the supervisor that owns slot `slot`, below [`MOST_SLOTS`].
+    /// Opens the budget for the supervisor that owns slot `slot`, below [`MOST_SLOTS`].
     pub fn new(page: &'p Page, slot: usize) -> Self {
         Self { page, slot, publish: Box::new(|_, _| ()) }
     }
 
-    /// The same, which tells `publish` after each change what all supervisors have charged on a GPU, in
-    /// bytes.
+    /// Calls `publish` after each change with the bytes that all supervisors have charged on a GPU.
     #[must_use]
     pub fn published_by(self, publish: impl Fn(Gpu, u64) + Send + 'static) -> Self {
         Self { publish: Box::new(publish), ..self }
     }
 
     fn publish(&self, gpu: Gpu) {
-        // Of two that publish at once, the last has to tell the sum of both.
+        // If two supervisors publish at once, the last one must publish the sum of both.
         let mut charged = self.charged(gpu);
         loop {
             (self.publish)(gpu, charged);
@@ -197,36 +196,36 @@ impl<'p> Budget<'p> {
         }
     }
 
-    /// The GPU with this UUID, if the lease has it.
+    /// Returns the index of the GPU with this UUID, if the lease has it.
     pub fn gpu(&self, uuid: &[u8; 16]) -> Option<Gpu> {
         (0..MOST_GPUS).find(|gpu| self.page.uuid(*gpu).as_ref() == Some(uuid))
     }
 
-    /// The GPUs of the lease.
+    /// Lists the GPUs of the lease.
     pub fn gpus(&self) -> impl Iterator<Item = Gpu> + use<> {
         let granted: Vec<Gpu> = (0..MOST_GPUS).filter(|gpu| self.limit(*gpu) > 0).collect();
         granted.into_iter()
     }
 
-    /// Bytes that the lease may hold on a GPU.
+    /// Returns the bytes that the lease may use on a GPU.
     pub fn limit(&self, gpu: Gpu) -> u64 {
         self.page.lines[gpu].limit.load(Ordering::Acquire)
     }
 
-    /// Bytes that all supervisors have charged on a GPU.
+    /// Returns the bytes that all supervisors have charged on a GPU.
     pub fn charged(&self, gpu: Gpu) -> u64 {
         let slots = self.page.slots.iter().map(|slot| slot.charged[gpu].load(Ordering::SeqCst));
         slots.fold(0, u64::saturating_add)
     }
 
-    /// Charges `bytes` more on a GPU, if the limit leaves as many. Two that charge at once may each see the
-    /// other's attempt and give way, so each tries again for a while.
+    /// Charges `bytes` more on a GPU if they fit below the limit. Two supervisors that charge at once may each see the
+    /// other's attempt and back off, so each retries a few times.
     pub fn raise(&self, gpu: Gpu, bytes: u64) -> bool {
         const TRIES: usize = 8;
         let own = &self.page.slots[self.slot].charged[gpu];
         let before = own.load(Ordering::Relaxed);
         for attempt in 1..=TRIES {
-            // A request that cannot fit disturbs nobody.
+            // A request that cannot fit must not disturb other supervisors.
             if self.charged(gpu).saturating_add(bytes) > self.limit(gpu) {
                 return false;
             }
@@ -235,7 +234,7 @@ impl<'p> Budget<'p> {
                 self.publish(gpu);
                 return true;
             }
-            // Somebody's attempt was in the way, or went there meanwhile.
+            // Another supervisor's attempt was in the way, or appeared meanwhile.
             own.store(before, Ordering::SeqCst);
             self.publish(gpu);
             for _ in 0..attempt * (self.slot + 1) * 16 {
@@ -245,19 +244,19 @@ impl<'p> Budget<'p> {
         false
     }
 
-    /// Bytes that this supervisor has charged on a GPU.
+    /// Returns the bytes that this supervisor has charged on a GPU.
     pub fn own(&self, gpu: Gpu) -> u64 {
         self.page.slots[self.slot].charged[gpu].load(Ordering::SeqCst)
     }
 
-    /// Notes that a call went past this supervisor, for which so many processes were ended.
+    /// Records that a call bypassed this supervisor, and how many processes were killed for it.
     pub fn note_race(&self, ended: u64) {
         let slot = &self.page.slots[self.slot];
         let _ = slot.races.fetch_add(1, Ordering::Relaxed);
         let _ = slot.ended.fetch_add(ended, Ordering::Relaxed);
     }
 
-    /// Sets what this supervisor has charged on a GPU, above the limit too: what is in use is in use.
+    /// Sets this supervisor's charge on a GPU, even above the limit, because the memory is already in use.
     pub fn set(&self, gpu: Gpu, bytes: u64) {
         self.page.slots[self.slot].charged[gpu].store(bytes, Ordering::SeqCst);
         self.publish(gpu);

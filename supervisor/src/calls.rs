@@ -1,9 +1,8 @@
-//! What is done about each call: it is performed on the program's behalf, let through, or refused.
+//! Decides about each call: the supervisor performs it on the program's behalf, lets it through, or refuses it.
 //!
-//! Calls that take or give back device memory are performed, on a copy that the program cannot change. The
-//! rest is let through, and may run with other parameters than those that were seen here, since another
-//! thread can change them. So nothing that is let through is trusted: RM's own figures tell what it did
-//! ([`look`]).
+//! It performs calls that take or release device memory, on a copy that the program cannot change. It lets the rest
+//! through. Those may run with other parameters than the ones seen here, because another thread can change them.
+//! Nothing that is let through is therefore trusted: RM's own figures show its effect ([`look`]).
 
 mod allocate;
 mod compute;
@@ -33,85 +32,85 @@ use crate::handles::Handles;
 use crate::journal::Journal;
 use crate::manager::{Manager, add_subdevice};
 
-/// The largest structure of a call that is performed.
+/// The largest structure of a call that the supervisor performs.
 pub const MOST_BYTES: usize = vid_heap::SIZE;
 
-/// The program that made a call, stopped in it.
+/// The program that made a call and is stopped in it.
 pub trait Program {
-    /// Reads its memory.
+    /// Reads the program's memory.
     ///
     /// # Errors
-    /// When it has none there.
+    /// If it has no memory there.
     fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno>;
 
-    /// Writes its memory, all parts or none that counts.
+    /// Writes the program's memory. If it fails, some parts may have been written, and the call counts as failed.
     ///
     /// # Errors
-    /// When it has none there, or none that may be written.
+    /// If it has no memory there, or none that it may write.
     fn write(&self, parts: &[(u64, &[u8])]) -> Result<(), Errno>;
 
-    /// Whether it still waits for the answer.
+    /// Whether the program still waits for the answer.
     fn waits(&self) -> bool;
 }
 
-/// The processes that made calls, by pid in our pid namespace. RM too counts by pid, and adds up what a
-/// process and an earlier one of the same pid have.
+/// The processes that made calls, by PID in our pid namespace. RM also counts by PID, and adds up the memory of a
+/// process and an earlier one with the same PID.
 pub trait Processes {
     /// An open file of RM's.
     type File;
 
-    /// Those that are not yet forgotten, and whether each lives.
+    /// Lists the processes that are not forgotten yet, and whether each lives.
     fn tracked(&self) -> Vec<(u32, bool)>;
 
-    /// Whether it lives.
+    /// Whether the process lives.
     fn lives(&self, pid: u32) -> bool;
 
-    /// Its descriptor `fd`, if that is of RM's control device.
+    /// Returns its descriptor `fd`, if that is RM's control device.
     fn file(&self, pid: u32, fd: i32) -> Option<Self::File>;
 
-    /// A descriptor of it that is readable once it has ended; `None` if it is not known.
+    /// Returns a descriptor that becomes readable when the process ends; `None` if the process is unknown.
     fn watch(&self, pid: u32) -> Option<Self::File>;
 
-    /// What tells it from earlier and later processes of the same number, if that is known: never 0.
+    /// Returns a value that distinguishes it from other processes with the same PID, if known. Never 0.
     fn birth(&self, pid: u32) -> Option<u32>;
 
-    /// Whether it is certainly the container's.
+    /// Whether the process certainly belongs to the container.
     fn is_proved(&self, pid: u32) -> bool;
 
-    /// Takes note that RM knows a file of this one as that of a client of the container's.
+    /// Records that RM accepts a file of this process as that of one of the container's clients.
     fn prove(&mut self, pid: u32);
 
-    /// Forgets one that has ended, and for which RM counts nothing. One that made no clients never comes
-    /// back.
+    /// Forgets a process that has ended and for which RM counts nothing. If it made no clients, it is never looked for
+    /// again.
     fn forget(&mut self, pid: u32, made_clients: bool);
 
-    /// Whether one was forgotten that had this number, and nobody has it now.
+    /// Whether a process with this PID was forgotten, and no process has the PID now.
     fn was_forgotten(&self, pid: u32) -> bool;
 
-    /// The next so many of those that were forgotten and whose numbers nobody has now, all of them in turn.
-    /// What one left to others, RM counts for it.
+    /// Returns the next forgotten processes, `most` at a time and all of them in turn, whose PIDs no process has now.
+    /// RM counts for them the memory that they left to other processes.
     fn forgotten(&mut self, most: usize) -> Vec<u32>;
 
-    /// Knows a forgotten one again.
+    /// Tracks a forgotten process again.
     fn remember(&mut self, pid: u32);
 }
 
 /// A call as the kernel reported it.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// Its number.
+    /// Number of the call.
     pub number: u8,
     /// Size of its structure in bytes.
     pub size: usize,
-    /// Where the structure is in the program's memory.
+    /// Address of the structure in the program's memory.
     pub address: u64,
-    /// The thread's id, in our pid namespace.
+    /// Id of the thread, in our pid namespace.
     pub thread: u32,
-    /// Its process.
+    /// PID of the process.
     pub process: u32,
-    /// The descriptor that was called.
+    /// Descriptor on which the program called.
     pub fd: i32,
-    /// When it was received, in microseconds of any clock that only goes forward.
+    /// Time of receipt, in microseconds of any monotonic clock.
     pub at: u64,
 }
 
@@ -120,11 +119,11 @@ pub struct Call {
 pub enum Answer {
     /// The kernel makes the call in the program.
     LetThrough,
-    /// All that is to be said stands in the program's memory.
+    /// The result already stands in the program's memory.
     Done,
     /// The call fails.
     Fail(Errno),
-    /// The program does not wait any more.
+    /// The program no longer waits.
     Gone,
 }
 
@@ -137,11 +136,11 @@ struct Passing {
     at: u64,
 }
 
-/// How long a call that was let through may still run, in microseconds, when nothing else proves that it
+/// How long a call that was let through may still be running, in microseconds, unless something else proves that it
 /// ended.
 const MOST_PASSING: u64 = 20_000;
 
-/// Everything that decides about the calls of one container.
+/// All state that decides about the calls of one container.
 pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     /// The driver's interface.
     pub era: &'static Era,
@@ -149,35 +148,34 @@ pub struct Supervisor<'m, M: Manager, P: Processes<File = M::File>> {
     pub books: Books<'m>,
     /// The lease's budget.
     pub budget: Budget<'m>,
-    /// The calls in hand.
+    /// The calls in progress.
     pub journal: Journal<'m>,
     /// RM.
     pub manager: M,
     /// The container's processes.
     pub processes: P,
     compute: Option<Compute<M::File>>,
-    /// Parents, by client and handle, of which RM has said where they are since anybody may have made a
-    /// client.
+    /// Parents, by client and handle, whose GPU RM has confirmed since a client may last have been made.
     confirmed: HashMap<(u32, u32), Gpu>,
-    /// GPUs of which a race took more than the lease may hold, and still does.
+    /// GPUs on which a race exceeded the lease's limit, and still does.
     raced: [bool; MOST_GPUS],
-    /// When an allocation was let through last.
+    /// Time of the last allocation that was let through.
     let_allocate_at: Option<u64>,
     passing: Vec<Passing>,
-    /// When RM's figures should be looked at, by the clock of [`Call::at`].
+    /// When to check RM's figures next, by the clock of [`Call::at`].
     look_at: Option<u64>,
-    /// GPUs for which RM did not answer when it was asked last.
+    /// GPUs for which RM did not answer the last query.
     blind: [bool; MOST_GPUS],
-    /// Processes that were let allocate since RM's figures were last looked at.
+    /// Processes whose allocations were let through since the last check of RM's figures.
     let_allocate: Vec<u32>,
     handles: Handles,
 }
 
-/// How long after a call that was let through RM's figures are looked at, in microseconds.
+/// Delay between a call that was let through and the check of RM's figures, in microseconds.
 const LOOK_AFTER: u64 = 2_000;
 
 impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
-    /// Begins where the books and the journal stand. `seed` is a random number.
+    /// Continues from the state in the books and the journal. `seed` is a random number.
     pub fn new(
         era: &'static Era,
         (books, budget, journal): (Books<'m>, Budget<'m>, Journal<'m>),
@@ -206,12 +204,12 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         this
     }
 
-    /// Decides about a call that was made on `file`, one of RM's devices, and does what it decides.
+    /// Decides about a call on `file`, one of RM's devices, and carries the decision out.
     pub fn handle(&mut self, call: &Call, program: &impl Program, file: &M::File) -> Answer {
-        self.passing.retain(|passing| passing.thread != call.thread); // what it was let do before is over
+        self.passing.retain(|passing| passing.thread != call.thread); // its previous call has returned
         match (call.number, call.size) {
             (number::ALLOC, size) if self.era.has_alloc_size(size) => self.allocate(call, program, file),
-            // No library makes it any more, and a client that it makes would be nobody's.
+            // No current library makes this call, and it would make a client without a known owner.
             (number::ALLOC_OBJECT, alloc_object::SIZE) => {
                 self.refuse(program, call.address + alloc_object::STATUS as u64, Status::NOT_SUPPORTED)
             }
@@ -225,7 +223,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Notes that UVM was let map memory, which makes a duplicate of it.
+    /// Records that UVM maps memory by a call that was let through, which makes a duplicate of the memory.
     pub fn map_external(&mut self, call: &Call) -> Answer {
         self.passing.retain(|passing| passing.thread != call.thread);
         self.let_through(call, true)
@@ -248,9 +246,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             | number::CONTROL
             | number::DUP_OBJECT
             | number::VID_HEAP_CONTROL => match self.handle(&inner, program, file) {
-                // Another thread could make any other call of it, a FREE that nobody sees among them. No
-                // driver library transfers any: RM's structures are smaller than 4 KiB, from where on
-                // libraries do.
+                // Another thread could turn it into any other call, even an unseen FREE. No driver library transfers
+                // any such call: libraries do so from 4 KiB on, and RM's structures are smaller.
                 Answer::LetThrough => Answer::Fail(Errno::EINVAL),
                 answer => answer,
             },
@@ -258,7 +255,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Whether what goes past would not be seen.
+    /// Whether the supervisor could not see what bypasses it.
     fn is_blind(&self) -> bool {
         self.blind.contains(&true)
     }
@@ -278,7 +275,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         Answer::LetThrough
     }
 
-    /// When RM's figures should be looked at because of a call that was let through.
+    /// Returns when to check RM's figures because of a call that was let through.
     pub fn look_due(&self) -> Option<u64> {
         self.look_at
     }
@@ -293,7 +290,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         })
     }
 
-    /// Writes RM's status alone, at `address`.
+    /// Writes only RM's status, at `address`.
     fn refuse(&self, program: &impl Program, address: u64, status: Status) -> Answer {
         if !program.waits() {
             return Answer::Gone;
@@ -304,7 +301,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Makes a subdevice of the supervisor's own under a device of the client's, and returns its handle.
+    /// Makes a subdevice for the supervisor under a device of the client, and returns its handle.
     ///
     /// # Errors
     /// RM's status.
@@ -313,15 +310,15 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         handles.first_free(|handle| add_subdevice(manager, file, [client, device, handle], era))
     }
 
-    /// Brings this supervisor's part of the budget to what the books say.
+    /// Sets this supervisor's charge in the budget to the books' sum.
     fn settle_budget(&self, gpu: Gpu) {
         self.budget.set(gpu, self.books.sums(gpu).charged());
     }
 
-    /// Notes by which process and descriptor a client can be reached.
+    /// Records the process and descriptor through which a client can be reached.
     fn note_client(&mut self, handle: u32, call: &Call) {
         let known = self.books.client(handle);
-        // The first one that lives stays: it may be the one that made the client.
+        // Keep the first living process: it may be the one that made the client.
         let is_reached =
             known.is_some_and(|known| known.process != call.process && self.processes.lives(known.process));
         if !is_reached {

@@ -1,4 +1,4 @@
-//! Which open files are the resource manager's.
+//! Identifies open files of the resource manager.
 
 use std::fs;
 use std::io;
@@ -10,8 +10,7 @@ use nix::sys::stat::{SFlag, major};
 
 use crate::sys;
 
-/// A device's identity: of a device node its major and minor number, of any other file that of the file
-/// itself.
+/// A device's identity: the major and minor number of a device node, or the identity of any other file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Identity {
     Node(u64),
@@ -21,13 +20,13 @@ enum Identity {
 /// Kind of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
-    /// nvidiactl, by which RM is called.
+    /// nvidiactl, the control device of RM.
     Control,
     /// A GPU's own file.
     Gpu,
     /// nvidia-uvm.
     Uvm,
-    /// No file of RM's.
+    /// Any other file.
     Other,
 }
 
@@ -40,18 +39,17 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// The devices that these paths lead to. nvidia-uvm may be missing, where its module is not loaded. A
-    /// device node with the control device's major number is a GPU's: `gpus` names files that are no device
-    /// nodes.
+    /// Finds the devices at these paths. nvidia-uvm may be missing if its module is not loaded. A device node with the
+    /// control device's major number belongs to a GPU: `gpus` names files that are not device nodes.
     ///
     /// # Errors
-    /// When one of the others cannot be looked at.
+    /// If one of the others cannot be read.
     pub fn find(control: &Path, uvm: &Path, gpus: &[&Path]) -> io::Result<Self> {
         let gpus = gpus.iter().map(|path| identity(path)).collect::<Result<_, _>>()?;
         Ok(Self { control: identity(control)?, uvm: identity(uvm).ok(), gpus })
     }
 
-    /// What an open file is. Nobody's file system is asked for it: it could take its time.
+    /// Returns the kind of an open file. Does not query the file system, which could block.
     pub fn kind(&self, file: impl AsFd) -> FileKind {
         let Ok(seen) = sys::glance(file) else { return FileKind::Other };
         let is_node = SFlag::from_bits_truncate(seen.mode) & SFlag::S_IFMT == SFlag::S_IFCHR;

@@ -1,7 +1,7 @@
 //! The container's channels on a GPU's compute engine, and the calls that stop and start them.
 //!
-//! A channel runs if two want it: the schedule, and the program, which may stop its own channels and starts
-//! them again. Channels of copy engines run whatever the schedule says, unless the container is paused.
+//! A channel runs if both the schedule and the program want it to; programs may stop and restart their own channels.
+//! Channels of copy engines run whatever the schedule says, unless the container is paused.
 
 use gpushare_schedule::controller::Running;
 
@@ -9,32 +9,31 @@ use crate::abi::{Era, channels, put, slice};
 use crate::handles::Handles;
 use crate::manager::{Manager, Subdevice, add_subdevice, class_of, free_object, subdevice_of};
 
-/// Where channels are, and how RM takes calls for them.
+/// The location of channels, and the handles through which RM accepts calls for them.
 #[derive(Debug)]
 pub struct Seat<F> {
     /// The client.
     pub client: u32,
-    /// A descriptor of the process that has it, readable once that has ended.
+    /// A descriptor of the process that has the client, readable once it has ended.
     pub watch: Option<F>,
-    /// The process that made it.
+    /// The process that made the client.
     pub maker: Maker<F>,
-    /// A copy of the client's file, which keeps the client until it is dropped; `None` where it cannot be
-    /// had.
+    /// A copy of the client's file, which keeps the client until it is dropped; `None` if it cannot be copied.
     pub file: Option<F>,
-    /// Its device.
+    /// The client's device.
     pub device: u32,
-    /// That device's subdevice; 0: none is known.
+    /// The subdevice of that device; 0 if none is known.
     pub subdevice: u32,
 }
 
-/// The process that made a client, whose name the card's own record has for all channels of the client.
+/// The process that made a client. The card's own record has its name for all channels of the client.
 #[derive(Debug)]
 pub enum Maker<F> {
-    /// The client has no memory yet, by which it would be known.
+    /// The client has no memory yet that would reveal its maker.
     Unknown,
-    /// This one, by a descriptor that is readable once it has ended.
+    /// A descriptor of the process, readable once it has ended.
     Known(F),
-    /// Ended: nobody can tell any more whose its name was.
+    /// The process has ended, so its name may belong to another one.
     Ended,
 }
 
@@ -49,16 +48,16 @@ struct Channel {
 #[derive(Debug)]
 struct Group {
     handle: u32,
-    /// Whether it is a copy engine's.
+    /// Whether it belongs to a copy engine.
     copies: bool,
-    /// The slice that it was given, in microseconds; 0: its own.
+    /// The slice set for it, in microseconds; 0: its own.
     slice: u32,
 }
 
 #[derive(Debug)]
 struct Member<F> {
     seat: Seat<F>,
-    /// Whether RM did what it was last asked for.
+    /// Whether RM performed the last request.
     is_reached: bool,
     channels: Vec<Channel>,
     groups: Vec<Group>,
@@ -66,12 +65,12 @@ struct Member<F> {
     begun: Vec<u32>,
 }
 
-/// One GPU's compute engine, as far as this container works on it.
+/// One GPU's compute engine, limited to this container's work.
 #[derive(Debug)]
 pub struct Engine<F> {
     members: Vec<Member<F>>,
     running: Running,
-    /// Whether it is certain that the channels do what `running` says.
+    /// Whether the channels certainly match `running`.
     is_settled: bool,
     is_disturbed: bool,
     /// Whether channels of copy engines may be stopped.
@@ -96,12 +95,12 @@ impl<F> Engine<F> {
         self.members.is_empty()
     }
 
-    /// Which of its groups run now, as the schedule has it.
+    /// Returns the groups that run now, according to the schedule.
     pub fn running(&self) -> Running {
         self.running
     }
 
-    /// Whether the schedule has stopped the group or channel of this handle.
+    /// Whether the schedule has stopped the group or channel with this handle.
     pub fn has_stopped(&self, client: u32, handle: u32) -> bool {
         let (groups, mut first) = (self.groups(), 0);
         for member in &self.members {
@@ -120,34 +119,34 @@ impl<F> Engine<F> {
         false
     }
 
-    /// Whether nobody may have changed that since.
+    /// Whether the channels certainly match the schedule.
     pub fn is_settled(&self) -> bool {
         self.is_settled
     }
 
-    /// Has all channels told anew what to do when they are next told anything.
+    /// Makes the next [`Self::set`] send its orders to all channels again.
     pub fn doubt(&mut self) {
         self.is_settled = self.is_empty();
     }
 
-    /// Takes note that a program may be starting channels by itself.
+    /// Records that a program may be starting channels by itself.
     pub fn disturb(&mut self) {
         self.doubt();
         self.is_disturbed = !self.is_empty();
     }
 
-    /// Whether that was so since this was last asked.
+    /// Returns whether a program may have done so since the last call.
     pub fn take_disturbance(&mut self) -> bool {
         std::mem::take(&mut self.is_disturbed)
     }
 
-    /// How many channel groups the container has on the compute engine.
+    /// Returns how many channel groups the container has on the compute engine.
     pub fn groups(&self) -> u32 {
         let groups = self.members.iter().flat_map(|member| &member.groups);
         u32::try_from(groups.filter(|group| !group.copies).count()).unwrap_or(u32::MAX)
     }
 
-    /// How many calls stop them all.
+    /// Returns how many calls stop them all.
     pub fn calls(&self) -> u32 {
         let calls = self.members.iter().map(|member| {
             let computes = |one: &&Channel| !member.copies(one.group);
@@ -156,25 +155,25 @@ impl<F> Engine<F> {
         u32::try_from(calls.sum::<usize>()).unwrap_or(u32::MAX)
     }
 
-    /// Whether it has channels of this client.
+    /// Whether the engine has channels of this client.
     pub fn has_client(&self, client: u32) -> bool {
         self.members.iter().any(|member| member.seat.client == client)
     }
 
-    /// Whether this is one of its channels.
+    /// Whether the engine has this channel.
     pub fn has(&self, client: u32, channel: u32) -> bool {
         let of_client = self.members.iter().filter(|member| member.seat.client == client);
         of_client.flat_map(|member| &member.channels).any(|one| one.handle == channel)
     }
 
-    /// Whether this is one of its channels or groups.
+    /// Whether the handle is one of its channels or groups.
     pub fn leads(&self, client: u32, handle: u32) -> bool {
         let of_client = self.members.iter().filter(|member| member.seat.client == client);
         of_client.flat_map(|member| &member.channels).any(|one| one.handle == handle || one.group == handle)
     }
 
-    /// Adds a channel of `group` (the channel itself where it has none), which has just been made and runs,
-    /// on a copy engine if it `copies`. `seat` is asked for where its client is new here.
+    /// Adds a channel of `group` (the channel itself if it has none), which has just been made and runs, on a copy
+    /// engine if it `copies`. `seat` is called if the client is new here.
     pub fn add(
         &mut self,
         client: u32,
@@ -204,7 +203,7 @@ impl<F> Engine<F> {
         self.is_settled &= self.running == Running::All || (copies && self.running != Running::Paused);
     }
 
-    /// Drops what a client has under this handle, its own for all of it: RM has freed it.
+    /// Removes a client's channels under this handle, or all of them for the client's own, because RM has freed it.
     pub fn remove(&mut self, client: u32, handle: u32) {
         for member in self.members.iter_mut().filter(|member| member.seat.client == client) {
             if handle == client || handle == member.seat.device {
@@ -223,27 +222,26 @@ impl<F> Engine<F> {
         self.is_settled |= self.is_empty();
     }
 
-    /// The subdevice by which a client's channels are stopped.
+    /// Returns the subdevice through which a client's channels are stopped.
     pub fn subdevice(&self, client: u32, device: u32) -> Option<u32> {
         let its = |member: &&Member<F>| member.seat.client == client && member.seat.device == device;
         self.members.iter().find(its).map(|member| member.seat.subdevice).filter(|handle| *handle != 0)
     }
 
-    /// Takes note of a subdevice that the program makes.
+    /// Records a subdevice that the program makes.
     pub fn set_subdevice(&mut self, client: u32, device: u32, subdevice: u32) {
         let its = |member: &&mut Member<F>| member.seat.client == client && member.seat.device == device;
         self.members.iter_mut().filter(its).for_each(|member| member.seat.subdevice = subdevice);
     }
 
-    /// Takes note of what a program wants of one of its channels.
+    /// Records whether a program wants one of its channels to run.
     pub fn want(&mut self, client: u32, channel: u32, runs: bool) {
         let of_client = self.members.iter_mut().filter(|member| member.seat.client == client);
         let all = of_client.flat_map(|member| &mut member.channels);
         all.filter(|one| one.handle == channel).for_each(|one| one.is_wanted = runs);
     }
 
-    /// Takes note that a program lets a group or a channel run, and returns whether it is one that ran
-    /// before.
+    /// Records that a program lets a group or a channel run, and returns whether it had run before.
     pub fn begin(&mut self, client: u32, handle: u32) -> bool {
         let has = |member: &&mut Member<F>| {
             member.seat.client == client
@@ -257,24 +255,24 @@ impl<F> Engine<F> {
         has_begun
     }
 
-    /// The descriptors that are readable once a process here has ended.
+    /// Lists the descriptors that become readable once a process here has ended.
     pub fn watched(&self) -> impl Iterator<Item = &F> {
         self.members.iter().flat_map(|member| member.seat.watch.iter().chain(member.seat.maker.known()))
     }
 
-    /// Takes note of who made a client.
+    /// Sets the maker of a client.
     pub fn set_maker(&mut self, client: u32, maker: impl FnOnce() -> Maker<F>) {
         if let Some(member) = self.members.iter_mut().find(|member| member.seat.client == client) {
             member.seat.maker = maker();
         }
     }
 
-    /// Whether the card's own record may name others, or nobody, for some of the channels.
+    /// Whether the card's own record may attribute some of the channels to another process or to none.
     pub fn is_nameless(&self) -> bool {
         self.members.iter().any(|member| !matches!(member.seat.maker, Maker::Known(_)))
     }
 
-    /// The descriptors of processes whose channels could not be reached when they were last to run or stop.
+    /// Lists the descriptors of processes whose channels could not be reached at the last attempt to run or stop them.
     pub fn unreached(&self) -> impl Iterator<Item = &F> {
         self.members
             .iter()
@@ -282,8 +280,8 @@ impl<F> Engine<F> {
             .filter_map(|member| member.seat.watch.as_ref())
     }
 
-    /// Stops the channels of processes that have ended, and of clients whose makers have, and lets the clients
-    /// go. Whoever else has such a file has channels that run no more.
+    /// Stops the channels of processes that have ended, and of clients whose makers have ended, and releases the
+    /// clients. If another process has such a file, its channels no longer run.
     pub fn drop_ended<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
@@ -296,10 +294,10 @@ impl<F> Engine<F> {
                 continue;
             }
             let all: Vec<u32> = member.groups.iter().map(|group| group.handle).collect();
-            // RM may not stop what nobody watches any more: another process can have the client.
+            // RM may fail to stop channels that are no longer watched, because another process can have the client.
             let is_over = member.set(manager, era, handles, &all, false).is_some()
                 || (is_left && member.seat.free(manager, &all));
-            // Tried again as long as they are there.
+            // Retried while the channels exist.
             member.seat.maker = Maker::Ended;
             member.is_reached = is_over;
             if is_over {
@@ -313,7 +311,7 @@ impl<F> Engine<F> {
         self.is_settled |= self.is_empty();
     }
 
-    /// Lets these groups' channels run and stops the others', and returns how many calls to RM that took.
+    /// Runs the channels of these groups and stops the others, and returns the number of calls to RM.
     pub fn set<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
@@ -330,11 +328,11 @@ impl<F> Engine<F> {
             _ => !self.is_settled || runs(before, at, groups) != runs(running, at, groups),
         };
         self.members.iter_mut().for_each(|member| member.is_reached = true);
-        // Those that stop make room for those that start.
+        // Stop channels first, to make room for those that start.
         for starts in [false, true] {
             let mut first = 0;
             for member in &mut self.members {
-                // Never starts, and is stopped again while it could not be.
+                // It never starts, and stops are retried until one succeeds.
                 let is_over = matches!(member.seat.maker, Maker::Ended);
                 let numbered = member.numbered(&mut first);
                 let chosen = numbered.into_iter().filter(|(at, _)| match is_over {
@@ -353,8 +351,8 @@ impl<F> Engine<F> {
         made
     }
 
-    /// Gives each group a slice of so many microseconds, where it has another one. A group that cannot be
-    /// reached has its own on.
+    /// Gives each group a slice of this many microseconds, if it has a different one. A group that cannot be reached
+    /// keeps its slice.
     pub fn set_slices<M: Manager<File = F>>(&mut self, manager: &mut M, microseconds: u32) {
         for Member { seat, groups, .. } in &mut self.members {
             let Some(file) = &seat.file else { continue };
@@ -370,8 +368,8 @@ impl<F> Engine<F> {
     }
 }
 
-/// Whether a group runs, of so many on the compute engine, which are numbered. One without a number is a copy
-/// engine's.
+/// Whether a group runs, given its number among `groups` on the compute engine. A group without a number belongs to a
+/// copy engine.
 fn runs(running: Running, number: Option<u32>, groups: u32) -> bool {
     number.map_or(running != Running::Paused, |number| running.includes(number, groups))
 }
@@ -384,7 +382,7 @@ impl<F> Maker<F> {
         }
     }
 
-    /// Whether it is known to have ended.
+    /// Whether the maker is known to have ended.
     pub fn has_ended(&self, has_ended: impl Fn(&F) -> bool) -> bool {
         match self {
             Self::Unknown => false,
@@ -395,7 +393,7 @@ impl<F> Maker<F> {
 }
 
 impl<F> Member<F> {
-    /// Its groups with their numbers, of which the next is `first`.
+    /// Lists its groups with their numbers, starting from `first`.
     fn numbered(&self, first: &mut u32) -> Vec<(Option<u32>, &Group)> {
         let number = |group: &Group| {
             let number = (!group.copies).then_some(*first);
@@ -410,8 +408,8 @@ impl<F> Member<F> {
         self.groups.iter().any(|one| one.handle == group && one.copies)
     }
 
-    /// Stops or starts the channels of these groups, and returns how many calls were made; `None` if RM did
-    /// not do them all.
+    /// Stops or starts the channels of these groups, and returns the number of calls; `None` if RM did not perform all
+    /// of them.
     fn set<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
@@ -429,7 +427,7 @@ impl<F> Member<F> {
             if self.seat.call(manager, part, runs) {
                 continue;
             }
-            // The subdevice is another, or gone, or a channel is: RM does a list whole or not at all.
+            // The subdevice has changed or is gone, or a channel is: RM performs a list completely or not at all.
             if let Some(there) = self.seat.find_subdevice(manager, era, handles) {
                 self.seat.subdevice = there;
             }
@@ -445,7 +443,7 @@ impl<F> Member<F> {
 }
 
 impl<F> Seat<F> {
-    /// Whether RM stopped or started these channels.
+    /// Stops or starts these channels, and returns whether RM did.
     fn call<M: Manager<File = F>>(&self, manager: &mut M, named: &[u32], runs: bool) -> bool {
         let Some(file) = self.file.as_ref().filter(|_| self.subdevice != 0) else { return false };
         let subdevice = Subdevice { file, client: self.client, handle: self.subdevice };
@@ -460,7 +458,7 @@ impl<F> Seat<F> {
         knows(channel) || !knows(self.client)
     }
 
-    /// Whether these groups are gone: RM freed them, or does not have them.
+    /// Frees these groups, and returns whether they are gone.
     fn free<M: Manager<File = F>>(&self, manager: &mut M, groups: &[u32]) -> bool {
         let Some(file) = &self.file else { return true };
         groups.iter().all(|group| {
@@ -469,7 +467,7 @@ impl<F> Seat<F> {
         })
     }
 
-    /// The device's subdevice, of which RM has one: the program's, or else one that is made for it.
+    /// Finds the device's subdevice. RM has one per device: the program's, or else one made for it here.
     fn find_subdevice<M: Manager<File = F>>(
         &self,
         manager: &mut M,
@@ -484,7 +482,7 @@ impl<F> Seat<F> {
     }
 }
 
-/// The parameters of a call that stops or starts these channels, at most [`channels::MOST`].
+/// Returns the parameters of a call that stops or starts these channels, at most [`channels::MOST`].
 pub fn list(named: impl IntoIterator<Item = (u32, u32)>, runs: bool) -> [u8; channels::STOP.size] {
     let mut parameters = [0; channels::STOP.size];
     parameters[channels::STOPS] = u8::from(!runs);

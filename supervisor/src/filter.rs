@@ -1,7 +1,7 @@
-//! The seccomp filter: which calls are reported.
+//! The seccomp filter that selects the calls to report.
 //!
-//! RM takes a call by its number and its exact size, and so does the filter. All else passes, decided by the
-//! number of the system call alone, so that kernels from 5.11 on run no instruction of the filter for it.
+//! RM dispatches a call by its number and exact size, and so does the filter. Everything else passes, based on the
+//! number of the system call alone, so kernels from 5.11 on run no filter instruction for it.
 
 use std::mem::offset_of;
 
@@ -11,12 +11,12 @@ use crate::abi::{
     Era, UVM_MAP_EXTERNAL, alloc, alloc_object, control, duplicate, free, heap, number, transfer,
 };
 
-/// What happens to a call of RM's.
+/// The action for a call to RM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
-    /// The listener gets it. A program's own listener is refused with EBUSY.
+    /// The listener gets it. A program's own listener fails with EBUSY.
     Reported,
-    /// It fails with ENOTTY. Nobody has to answer, and seccomp(2) is left alone.
+    /// It fails with ENOTTY. No process has to answer, and seccomp(2) stays available.
     Denied,
 }
 
@@ -29,7 +29,7 @@ const SECCOMP: [u32; 2] = [317, 354];
 const NEW_LISTENER: u32 = 8;
 const _: () = assert!(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER == NEW_LISTENER as u64);
 
-/// Where a jump leads.
+/// Target of a jump.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Label {
     Next,
@@ -49,7 +49,9 @@ enum Line {
     Return(u32),
 }
 
-/// Numbers and sizes of the calls that a driver of this era takes, as `size << 16 | number`.
+/// Returns the numbers and sizes of the calls that a driver of this era accepts, as `size << 16
+///
+/// number`.
 fn matched(era: &Era) -> Vec<u32> {
     let calls = [
         (number::ALLOC_OBJECT, alloc_object::SIZE),
@@ -67,12 +69,12 @@ fn matched(era: &Era) -> Vec<u32> {
         .collect()
 }
 
-/// The instructions of the filter that reports the calls which a driver of this era takes.
+/// Builds the filter that reports the calls that a driver of this era accepts.
 pub fn reported(era: &Era) -> Vec<sock_filter> {
     program(&matched(era), Variant::Reported)
 }
 
-/// The instructions of the filter that denies the calls of every driver that is known.
+/// Builds the filter that denies the calls of every known driver.
 pub fn denied() -> Vec<sock_filter> {
     let mut calls: Vec<u32> = Era::all().iter().flat_map(matched).collect();
     calls.sort_unstable();
@@ -243,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Device files of all kinds take calls by numbers of their own choice.
+    /// Other device drivers choose the numbers of their calls freely.
     #[test]
     fn of_the_kernels_own_calls_two_are_matched() {
         let text = include_str!("../fixtures/linux.tsv");

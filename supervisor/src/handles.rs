@@ -2,22 +2,22 @@
 
 use crate::abi::Status;
 
-/// Random handles: a program that knew the next one could take it.
+/// Random handles. A program that could predict the next one could take it.
 #[derive(Clone, Debug)]
 pub struct Handles(u64);
 
-/// They begin here, and are drawn from 2^24.
+/// First handle; all are drawn from a range of 2^24.
 const OWN: u32 = 0xe500_0000;
 impl Handles {
-    /// How often a handle may be taken already.
+    /// How many taken handles to try.
     pub const TRIES: usize = 8;
 
-    /// A sequence that begins with this random number.
+    /// Creates a sequence from this random number.
     pub fn new(seed: u64) -> Self {
         Self(seed | 1)
     }
 
-    /// A random number.
+    /// Returns a random number.
     pub fn random(&mut self) -> u64 {
         // xorshift64 (Marsaglia, 2003).
         self.0 ^= self.0 << 13;
@@ -26,18 +26,18 @@ impl Handles {
         self.0
     }
 
-    /// A handle.
+    /// Draws a handle.
     pub fn draw(&mut self) -> u32 {
         let [_, low, middle, high, ..] = self.random().to_le_bytes();
         OWN | u32::from_le_bytes([low, middle, high, 0])
     }
 
-    /// Whether a handle is of those that are drawn.
+    /// Whether a handle is in the drawn range.
     pub fn is_own(handle: u32) -> bool {
         handle & 0xff00_0000 == OWN
     }
 
-    /// Lets `make` make an object under a handle that the client does not have yet, and returns it.
+    /// Calls `make` with handles until it finds one that the client does not have yet, and returns it.
     ///
     /// # Errors
     /// RM's status.

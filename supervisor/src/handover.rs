@@ -1,4 +1,4 @@
-//! Descriptors and single words over Unix sockets.
+//! Sends descriptors and single words over Unix sockets.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -24,7 +24,7 @@ const PATIENCE: TimeVal = TimeVal::new(30, 0);
 /// Sends a descriptor.
 ///
 /// # Errors
-/// As sendmsg(2).
+/// The errors of sendmsg(2).
 pub fn send_descriptor(to: impl AsFd, fd: impl AsFd) -> io::Result<()> {
     let fds = [fd.as_fd().as_raw_fd()];
     let message = [ControlMessage::ScmRights(&fds)];
@@ -34,7 +34,7 @@ pub fn send_descriptor(to: impl AsFd, fd: impl AsFd) -> io::Result<()> {
 /// Sends a word without a descriptor.
 ///
 /// # Errors
-/// As sendmsg(2).
+/// The errors of sendmsg(2).
 pub fn send_word(to: impl AsFd) -> io::Result<()> {
     send(to, &[])
 }
@@ -46,8 +46,8 @@ fn send(to: impl AsFd, message: &[ControlMessage]) -> io::Result<()> {
     Ok(())
 }
 
-/// Does something until no signal interrupts it: with a time limit on the socket the kernel begins nothing anew by
-/// itself, not even after a stop.
+/// Repeats an operation until no signal interrupts it. With a timeout on the socket, the kernel does not restart the
+/// call by itself, not even after a stop.
 fn uninterrupted<T>(mut what: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match what() {
@@ -60,7 +60,7 @@ fn uninterrupted<T>(mut what: impl FnMut() -> Result<T, Errno>) -> Result<T, Err
 /// Receives a word, and the descriptor that came with it.
 ///
 /// # Errors
-/// As recvmsg(2); `UnexpectedEof` if the other end is closed.
+/// The errors of recvmsg(2); `UnexpectedEof` if the other end is closed.
 pub fn receive_descriptor(from: impl AsFd) -> io::Result<Option<OwnedFd>> {
     let from = from.as_fd().as_raw_fd();
     let (bytes, descriptor) = uninterrupted(|| {
@@ -72,7 +72,7 @@ pub fn receive_descriptor(from: impl AsFd) -> io::Result<Option<OwnedFd>> {
             ControlMessageOwned::ScmRights(fds) => Some(fds),
             _ => None,
         });
-        // All are taken over, so that none stays open by mistake.
+        // Take ownership of all, so that none leaks.
         let mut descriptors: Vec<OwnedFd> = descriptors.flatten().map(owned).collect();
         Ok((message.bytes, descriptors.pop()))
     })?;
@@ -82,34 +82,33 @@ pub fn receive_descriptor(from: impl AsFd) -> io::Result<Option<OwnedFd>> {
     Ok(descriptor)
 }
 
-/// A connection to the supervisor that listens at `path`.
+/// Connects to the supervisor that listens at `path`.
 ///
 /// # Errors
-/// When nobody listens there.
+/// If no supervisor listens there.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let connection = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
-    // Whoever listens may be stopped, and the engine's call must not wait for ever.
+    // The listening process may be stopped, and the engine's call must not block forever.
     setsockopt(&connection, ReceiveTimeout, &PATIENCE)?;
     setsockopt(&connection, SendTimeout, &PATIENCE)?;
     at_path(path, |address| Ok(uninterrupted(|| connect(connection.as_raw_fd(), address))?))?;
     Ok(connection)
 }
 
-/// Hands a listener over to a supervisor, and waits until it serves it.
+/// Hands a listener over to a supervisor, and waits until the supervisor serves it.
 ///
 /// # Errors
-/// When it ends before it answers.
+/// If the supervisor ends before it answers.
 pub fn hand_over(connection: &OwnedFd, listener: impl AsFd) -> io::Result<()> {
     send_descriptor(connection, listener)?;
     receive_descriptor(connection).map(drop)
 }
 
-/// Does something with the address of a socket at `path`, which may be longer than the 107 bytes that an
-/// address has room for.
+/// Calls `what` with the address of a socket at `path`, which may exceed the 107 bytes of an address.
 ///
 /// # Errors
-/// When the folder around it cannot be opened, and those of `what`.
+/// If its directory cannot be opened, and those of `what`.
 pub fn at_path<T>(path: &Path, what: impl FnOnce(&UnixAddr) -> io::Result<T>) -> io::Result<T> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());

@@ -1,14 +1,15 @@
-//! The call in hand, in memory that outlives the worker: a new worker goes on with what the last one received.
+//! The call in progress, in memory that outlives the worker: a new worker continues the call that the last one
+//! received.
 //!
-//! A call that allocates is undone and done again: whatever the dead worker had reached, the program gets one
-//! object. A call that frees is done again, and an object that is not found then was freed.
+//! The new worker undoes an allocation and repeats it, so the program gets exactly one object however far the dead
+//! worker came. It repeats a call that frees; an object that is not found then was freed.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Room for the kernel's notification (`struct seccomp_notif`, 80 bytes today) in words of 8 bytes.
 pub const NOTIFICATION_WORDS: usize = 32;
 
-/// The entry. It is made of zeros.
+/// The journal's entry. All zeros is a valid one.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Entry {
@@ -17,9 +18,9 @@ pub struct Entry {
     step: AtomicU32,
     client: AtomicU32,
     handle: AtomicU32,
-    /// How many workers the program's memory has held up in the call in hand.
+    /// How many workers the program's memory has delayed during this call.
     delays: AtomicU32,
-    /// How many workers have ended over it.
+    /// How many workers have ended during this call.
     restarts: AtomicU32,
 }
 
@@ -27,7 +28,7 @@ const IDLE: u32 = 0;
 const ALLOCATING: u32 = 1;
 const RELEASING: u32 = 2;
 
-/// What RM may have done of the call in hand.
+/// How much of the call in progress RM may have performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing: the call was received, or let through.
@@ -50,17 +51,17 @@ pub struct Journal<'m> {
 }
 
 impl<'m> Journal<'m> {
-    /// The journal in this entry.
+    /// Opens the journal in this entry.
     pub fn open(entry: &'m mut Entry) -> Self {
         Self { entry }
     }
 
-    /// Where the kernel writes the next notification.
+    /// Returns the buffer into which the kernel writes the next notification.
     pub fn notification(&mut self) -> &mut [u64; NOTIFICATION_WORDS] {
         &mut self.entry.notification
     }
 
-    /// How far the call in hand has come.
+    /// Returns how far the call in progress has come.
     pub fn step(&self) -> Step {
         match self.entry.step.load(Ordering::Acquire) {
             ALLOCATING => Step::Allocating {
@@ -72,7 +73,7 @@ impl<'m> Journal<'m> {
         }
     }
 
-    /// RM is about to be asked to do it.
+    /// Records the step before RM is called.
     pub fn begin(&self, step: Step) {
         let number = match step {
             Step::Received => IDLE,
@@ -86,17 +87,17 @@ impl<'m> Journal<'m> {
         self.entry.step.store(number, Ordering::Release);
     }
 
-    /// Counts one more worker that the program's memory held up in the call in hand, and says how many there were.
+    /// Counts one more worker that the program's memory delayed during this call, and returns the count.
     pub fn count_delay(&self) -> u32 {
         self.entry.delays.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Counts one more worker that ended over the call in hand, and says how many there were.
+    /// Counts one more worker that ended during this call, and returns the count.
     pub fn count_restart(&self) -> u32 {
         self.entry.restarts.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The call was answered.
+    /// Records that the call was answered.
     pub fn finish(&mut self) {
         self.begin(Step::Received);
         self.entry.delays.store(0, Ordering::Relaxed);

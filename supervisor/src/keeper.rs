@@ -1,7 +1,7 @@
-//! Keeper and worker: two processes that hold the same descriptors, and start each other anew.
+//! Keeper and worker: two processes that hold the same descriptors, and restart each other.
 //!
-//! The keeper takes listeners and serves nothing; the worker answers calls. While one of them lives, no call is
-//! lost: a call that nobody has received waits, and one that a dead worker had received stands in the journal.
+//! The keeper accepts listeners and serves no calls; the worker answers calls. While one of them lives, no call is
+//! lost: a call that has not been received waits, and one that a dead worker had received is in the journal.
 
 use std::ffi::CStr;
 use std::io;
@@ -20,7 +20,7 @@ use nix::sys::time::TimeVal;
 
 use crate::handover::{receive_descriptor, send_descriptor, send_word};
 
-/// What keeper and worker hold both.
+/// Descriptors and arguments that keeper and worker both hold.
 pub struct Holdings {
     /// Books and journal.
     pub memory: OwnedFd,
@@ -28,25 +28,25 @@ pub struct Holdings {
     pub budget: OwnedFd,
     /// The limits that the container's programs read.
     pub limits: OwnedFd,
-    /// Where new listeners are handed over.
+    /// The socket that accepts new listeners.
     pub socket: OwnedFd,
-    /// Seccomp listeners, one for each filter that processes of the container have.
+    /// Seccomp listeners, one for each filter on the container's processes.
     pub listeners: Vec<OwnedFd>,
-    /// The words of the command line that say what both need to know.
+    /// The command-line words that both need.
     pub words: Vec<String>,
 }
 
-/// Which of the two a process is.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Takes listeners.
+    /// Accepts listeners.
     Keeper,
     /// Answers calls.
     Worker,
 }
 
 impl Role {
-    /// Its word on the command line.
+    /// Returns the role's word on the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Keeper => "keeper",
@@ -54,7 +54,7 @@ impl Role {
         }
     }
 
-    /// The name of its process.
+    /// Returns the name of its process.
     pub const fn process_name(self) -> &'static CStr {
         match self {
             Self::Keeper => c"gpushare-keeper",
@@ -62,18 +62,18 @@ impl Role {
         }
     }
 
-    /// The role of this word.
+    /// Parses a role from its word.
     pub fn named(word: &str) -> Option<Self> {
         [Self::Keeper, Self::Worker].into_iter().find(|role| role.word() == word)
     }
 }
 
 impl Holdings {
-    /// Starts a process of this role, and returns the link to it. It runs the program that this process runs,
-    /// whatever was installed in its place.
+    /// Starts a process of this role, and returns the link to it. It runs the same program as this process, even if
+    /// the installed file was replaced.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start(&self, role: Role) -> io::Result<OwnedFd> {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
@@ -105,34 +105,34 @@ fn inheritable(fd: BorrowedFd) -> Result<OwnedFd, Errno> {
     Ok(owned(copy))
 }
 
-/// Takes over a descriptor that the process inherited.
+/// Takes ownership of a descriptor that the process inherited.
 #[allow(unsafe_code)]
 pub fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: whoever started this process left it this descriptor, or the kernel has just made it; nothing else
+    // SAFETY: the process that started this one left it this descriptor, or the kernel has just made it; nothing else
     // in the process uses it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Takes over an inherited descriptor, and keeps it from the programs that this process starts.
+/// Takes ownership of an inherited descriptor, and sets close-on-exec on it.
 ///
 /// # Errors
-/// EBADF for a number that is no descriptor.
+/// EBADF for a number that is not an open descriptor.
 pub fn inherited(fd: RawFd) -> Result<OwnedFd, Errno> {
     let fd = owned(fd);
     let _ = fcntl(&fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     Ok(fd)
 }
 
-/// Keeps until no process has a filter any more. `link` leads to the worker.
+/// Runs the keeper until no process has a filter any more. `link` leads to the worker.
 ///
 /// # Errors
-/// When the kernel refuses to wait.
+/// If the kernel refuses to wait.
 pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
-    /// How long the first listener may take, in milliseconds: whoever should bring it may have ended.
+    /// How long the first listener may take, in milliseconds: the process that should bring it may have ended.
     const FIRST: u16 = 60_000;
     let mut link = link;
     if let Some(link) = &link {
-        let _ = send_word(link); // whoever has ended meanwhile is found to be gone below
+        let _ = send_word(link); // if the worker has ended meanwhile, that is detected below
     }
     let mut had_listeners = !holdings.listeners.is_empty();
     loop {
@@ -173,20 +173,21 @@ pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
     }
 }
 
-/// After which time a worker is started once more that could not be started, in milliseconds.
+/// Delay before another attempt to start a worker, in milliseconds.
 const RETRY: u8 = 20;
-/// How long whoever connects may take to hand its listener over.
+/// How long a connecting process may take to hand its listener over.
 const PATIENCE: TimeVal = TimeVal::new(5, 0);
 /// How many workers may end over a call before a new listener is served.
 const MOST_STARTS: usize = 4;
 
-/// Starts a worker, and waits until it works.
+/// Starts a worker, and waits until it is ready.
 fn start_worker(holdings: &Holdings) -> Option<OwnedFd> {
     let link = holdings.start(Role::Worker).ok()?;
     receive_descriptor(&link).ok().map(|_| link)
 }
 
-/// Takes a listener from a process that connects. It gets its answer when keeper and worker both hold it.
+/// Accepts a listener from a connecting process. The process gets its answer when keeper and worker both hold the
+/// listener.
 fn admit(holdings: &mut Holdings, link: &mut Option<OwnedFd>) {
     let Ok(connection) = accept4(holdings.socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC).map(owned) else {
         return;
@@ -203,7 +204,7 @@ fn admit(holdings: &mut Holdings, link: &mut Option<OwnedFd>) {
         Some(living) => match send_descriptor(living, &listener) {
             Ok(()) => receive_descriptor(living).is_ok(),
             Err(error) if is_gone(&error) => false,
-            // It lives, and cannot be told: a second one beside it would wait for its end.
+            // The worker lives but cannot be notified: a second one would wait for its end.
             Err(_) => return,
         },
         None => false,

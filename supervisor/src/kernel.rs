@@ -21,7 +21,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// RM behind nvidiactl, with the own files of the lease's GPUs.
+    /// Creates access to RM through nvidiactl and the lease's GPU files.
     pub fn new(control: PathBuf, gpus: Vec<PathBuf>) -> Self {
         Self { control, gpus }
     }
@@ -43,7 +43,7 @@ impl Manager for Kernel {
         }
         let done = sys::manager_call(file.as_fd(), number, structure);
         for Pointed { offset, .. } in pointed.iter() {
-            put(structure, *offset, &[0; 8]); // an address of ours is nobody else's business
+            put(structure, *offset, &[0; 8]); // do not leak an address of ours
         }
         done
     }

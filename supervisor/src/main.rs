@@ -1,4 +1,4 @@
-//! The program. All of it is in the library, so that tests can build it beside themselves.
+//! The program. All of it is in the library, so that tests can build the program themselves.
 
 use std::process::ExitCode;
 

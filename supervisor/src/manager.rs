@@ -1,4 +1,4 @@
-//! The resource manager behind a trait, and the few calls that the supervisor makes of its own accord.
+//! The resource manager behind a trait, and the few calls that the supervisor makes on its own initiative.
 
 use nix::errno::Errno;
 
@@ -8,11 +8,11 @@ use crate::abi::{
 };
 use crate::books::Gpu;
 
-/// Bytes that an address in a call's structure leads to.
+/// A buffer whose address a call's structure contains.
 pub struct Pointed<'a> {
-    /// Where in the structure the address stands.
+    /// Offset of the address in the structure.
     pub offset: usize,
-    /// The bytes, which RM reads and writes.
+    /// The buffer, which RM reads and writes.
     pub bytes: &'a mut [u8],
 }
 
@@ -21,11 +21,11 @@ pub trait Manager {
     /// An open file of one of its devices.
     type File;
 
-    /// Makes the call `number` with this structure, whose size is part of the call. Addresses in it that are
-    /// not in `pointed` are 0.
+    /// Makes the call `number` with this structure, whose size is part of the call. Addresses in it that are not in
+    /// `pointed` are 0.
     ///
     /// # Errors
-    /// What `ioctl` reports. RM's own status stands in the structure.
+    /// The error of `ioctl`. RM's own status is in the structure.
     fn call(
         &mut self,
         file: &Self::File,
@@ -34,45 +34,45 @@ pub trait Manager {
         pointed: &mut [Pointed<'_>],
     ) -> Result<(), Errno>;
 
-    /// Another descriptor of the same open file.
+    /// Duplicates the descriptor of an open file.
     fn copy(&self, file: &Self::File) -> Option<Self::File>;
 
-    /// Opens RM for the supervisor itself; `None` where it is not there.
+    /// Opens RM for the supervisor itself; `None` if there is no driver.
     fn open(&mut self) -> Option<Self::File>;
 
-    /// Opens the own file of a GPU of the lease's, by its line. Without it RM makes no device of the GPU.
+    /// Opens the own file of a GPU in the lease, by its line. Without this file RM makes no device for the GPU.
     fn open_gpu(&mut self, gpu: Gpu) -> Option<Self::File>;
 }
 
-/// What RM counts for one process on one GPU, in bytes.
+/// The memory that RM counts for one process on one GPU, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figure {
     /// Memory that has one handle in the whole system.
     pub private: u64,
-    /// Memory that the process owns, and of which there are duplicates.
+    /// Memory that the process owns and that has duplicates.
     pub shared: u64,
 }
 
 impl Figure {
-    /// All that the process owns.
+    /// Returns all memory that the process owns.
     pub fn owned(&self) -> u64 {
         self.private.saturating_add(self.shared)
     }
 }
 
-/// A subdevice of a client: what RM can be asked through.
+/// A subdevice of a client, through which RM can be queried.
 #[derive(Debug)]
 pub struct Subdevice<'f, F> {
     /// The client's file.
     pub file: &'f F,
     /// The client's handle.
     pub client: u32,
-    /// The subdevice's own.
+    /// The subdevice's own handle.
     pub handle: u32,
 }
 
 impl<F> Subdevice<'_, F> {
-    /// Makes a control call on the object, and returns whether RM did it.
+    /// Makes a control call on the object. Returns `None` unless RM performs it.
     pub fn control<M: Manager<File = F>>(
         &self,
         manager: &mut M,
@@ -90,8 +90,8 @@ impl<F> Subdevice<'_, F> {
         (u32_at(&call, control::STATUS) == Status::OK.0).then_some(())
     }
 
-    /// RM's figures of these processes on the subdevice's GPU, in their order; `None` if it does not say. A
-    /// process that RM does not know has none of its memory.
+    /// Returns RM's figures for these processes on the subdevice's GPU, in the same order; `None` if RM does not
+    /// report. A process that RM does not know has no memory there.
     pub fn figures<M: Manager<File = F>>(&self, manager: &mut M, pids: &[u32]) -> Option<Vec<Figure>> {
         let mut figures = Vec::with_capacity(pids.len());
         let mut parameters = vec![0; pid_info::SIZE];
@@ -113,8 +113,8 @@ impl<F> Subdevice<'_, F> {
         Some(figures)
     }
 
-    /// The processes that use the subdevice's GPU, as far as one answer names them; `None` if RM does not
-    /// say.
+    /// Lists the processes that use the subdevice's GPU, up to the capacity of one answer; `None` if RM does not
+    /// report.
     pub fn processes<M: Manager<File = F>>(&self, manager: &mut M) -> Option<Vec<u32>> {
         let mut parameters = vec![0; pids::SIZE];
         put(&mut parameters, pids::ID_TYPE, &pids::OF_CLASS.to_ne_bytes());
@@ -124,7 +124,7 @@ impl<F> Subdevice<'_, F> {
         Some((0..count).map(|at| u32_at(&parameters, pids::TABLE + 4 * at)).collect())
     }
 
-    /// Bytes of the GPU that are in use, by whomever; `None` if RM does not say.
+    /// Returns the bytes of the GPU in use by all processes; `None` if RM does not report.
     pub fn used<M: Manager<File = F>>(&self, manager: &mut M, era: &Era) -> Option<u64> {
         let mut parameters = vec![0; era.framebuffer_info];
         let asked = [2, framebuffer_info::HEAP_SIZE, 0, framebuffer_info::HEAP_FREE];
@@ -136,7 +136,7 @@ impl<F> Subdevice<'_, F> {
         Some(data(0).saturating_sub(data(1)) << 10)
     }
 
-    /// The GPU's UUID; `None` if RM does not say, which is the answer for a handle that is no subdevice.
+    /// Returns the GPU's UUID; `None` if RM does not report, as for a handle that is not a subdevice.
     pub fn uuid<M: Manager<File = F>>(&self, manager: &mut M) -> Option<[u8; 16]> {
         let mut parameters = [0; gid_info::SIZE];
         put(&mut parameters, gid_info::FLAGS, &gid_info::BINARY.to_ne_bytes());
@@ -146,8 +146,8 @@ impl<F> Subdevice<'_, F> {
     }
 }
 
-/// Asks a question through a client of the supervisor's own, which is there for this moment alone: so nothing
-/// of it keeps a GPU initialised, and none that nobody uses is. `is_it` tells the GPU by its UUID.
+/// Asks a question through a client of the supervisor that exists only for this call. It therefore keeps no GPU
+/// initialised, and never initialises an unused one. `is_it` recognises the GPU by its UUID.
 pub fn ask_by_own_client<M: Manager, T>(
     manager: &mut M,
     era: &Era,
@@ -156,7 +156,7 @@ pub fn ask_by_own_client<M: Manager, T>(
     question: impl Fn(&Subdevice<'_, M::File>, &mut M) -> Option<T>,
 ) -> Option<T> {
     let (file, client) = own_client(manager, era)?;
-    // To open the file of a GPU that nobody uses would initialise it.
+    // Opening the file of an unused GPU would initialise it.
     let is_attached = is_attached(manager, &file, client, &is_it).unwrap_or(false);
     let _open = is_attached.then(|| manager.open_gpu(gpu));
     let found = is_attached.then(|| find_subdevice(manager, era, (&file, client), &is_it)).flatten();
@@ -165,28 +165,28 @@ pub fn ask_by_own_client<M: Manager, T>(
     answer
 }
 
-/// A client of one's own, with a subdevice of a GPU. It ends with its file.
+/// A client owned by this process, with a subdevice of a GPU. It ends with its file.
 #[derive(Debug)]
 pub struct OwnSubdevice<F> {
     /// The client's file.
     pub file: F,
     /// The client's handle.
     pub client: u32,
-    /// The subdevice's own.
+    /// The subdevice's own handle.
     pub handle: u32,
     /// The GPU's own file.
     _gpu: Option<F>,
 }
 
 impl<F> OwnSubdevice<F> {
-    /// The subdevice, to be asked and told.
+    /// Returns the subdevice for queries and control calls.
     pub fn subdevice(&self) -> Subdevice<'_, F> {
         Subdevice { file: &self.file, client: self.client, handle: self.handle }
     }
 }
 
-/// Makes a client of one's own with a subdevice of the GPU that `is_it` tells by its UUID, which is
-/// initialised by that if nobody uses it; `None` where RM refuses it.
+/// Makes a client owned by this process, with a subdevice of the GPU that `is_it` recognises by its UUID. This
+/// initialises an unused GPU. Returns `None` if RM refuses.
 pub fn own_subdevice<M: Manager>(
     manager: &mut M,
     era: &Era,
@@ -199,7 +199,7 @@ pub fn own_subdevice<M: Manager>(
     Some(OwnSubdevice { file, client, handle, _gpu: gpu })
 }
 
-/// Makes a subdevice of the GPU that `is_it` tells by its UUID, and returns its handle.
+/// Makes a subdevice of the GPU that `is_it` recognises by its UUID, and returns its handle.
 fn find_subdevice<M: Manager>(
     manager: &mut M,
     era: &Era,
@@ -208,14 +208,14 @@ fn find_subdevice<M: Manager>(
 ) -> Option<u32> {
     const DEVICE: u32 = 1;
     const SUBDEVICE: u32 = 2;
-    // RM logs each number of a device that there is not.
+    // RM logs each attempt with a device number that does not exist.
     let devices = devices(manager, file, client).unwrap_or(0);
     for device in (0..u32::BITS).filter(|device| devices >> device & 1 == 1) {
         let mut parameters = [0; Class::DEVICE_PARAMETERS];
         put(&mut parameters, 0, &device.to_ne_bytes());
         put(&mut parameters, Class::DEVICE_SHARE, &client.to_ne_bytes());
         if add_object(manager, file, Class::DEVICE, [client, client, DEVICE], &mut parameters, era).is_err() {
-            continue; // nobody uses it
+            continue; // not in use
         }
         let subdevice = Subdevice { file, client, handle: SUBDEVICE };
         let is_added = add_subdevice(manager, file, [client, DEVICE, SUBDEVICE], era).is_ok();
@@ -227,12 +227,12 @@ fn find_subdevice<M: Manager>(
     None
 }
 
-/// The class of an object of the client's; `None` where RM knows no such object.
+/// Returns the class of a client's object; `None` if RM knows no such object.
 pub fn class_of<M: Manager>(manager: &mut M, file: &M::File, client: u32, handle: u32) -> Option<Class> {
     handle_info(manager, file, [client, handle], handle_info::CLASS).map(Class)
 }
 
-/// The handle of an object's parent; `None` where RM knows no such object.
+/// Returns the handle of an object's parent; `None` if RM knows no such object.
 pub fn parent_of<M: Manager>(manager: &mut M, file: &M::File, client: u32, handle: u32) -> Option<u32> {
     handle_info(manager, file, [client, handle], handle_info::PARENT)
 }
@@ -251,7 +251,7 @@ fn handle_info<M: Manager>(
     Some(u32_at(&parameters, handle_info::RESULT))
 }
 
-/// Whether RM says that nobody uses the GPU that `is_it` tells by its UUID. Nobody has memory of it then.
+/// Whether RM reports that the GPU that `is_it` recognises by its UUID is unused, so that no process has memory on it.
 pub fn is_unused<M: Manager>(manager: &mut M, era: &Era, is_it: impl Fn(&[u8; 16]) -> bool) -> bool {
     let Some((file, client)) = own_client(manager, era) else { return false };
     let is_attached = is_attached(manager, &file, client, is_it);
@@ -259,7 +259,7 @@ pub fn is_unused<M: Manager>(manager: &mut M, era: &Era, is_it: impl Fn(&[u8; 16
     is_attached == Some(false)
 }
 
-/// A client of the supervisor's own, and its file.
+/// Makes a client for the supervisor, and returns its file and handle.
 fn own_client<M: Manager>(manager: &mut M, era: &Era) -> Option<(M::File, u32)> {
     let file = manager.open()?;
     let mut call = vec![0; era.long];
@@ -269,7 +269,7 @@ fn own_client<M: Manager>(manager: &mut M, era: &Era) -> Option<(M::File, u32)> 
     is_made.then(|| (file, u32_at(&call, alloc::HANDLE)))
 }
 
-/// The handle of a device's subdevice in the client; `None` if there is none, or RM does not say.
+/// Returns the handle of a device's subdevice in the client; `None` if there is none, or RM does not report.
 pub fn subdevice_of<M: Manager>(manager: &mut M, file: &M::File, client: u32, device: u32) -> Option<u32> {
     let mut parameters = [0; child::SIZE];
     put(&mut parameters, child::PARENT, &device.to_ne_bytes());
@@ -279,7 +279,7 @@ pub fn subdevice_of<M: Manager>(manager: &mut M, file: &M::File, client: u32, de
     Some(u32_at(&parameters, child::RESULT)).filter(|handle| *handle != 0)
 }
 
-/// Whether anybody uses the GPU that `is_it` tells by its UUID; `None` where RM does not say.
+/// Whether any process uses the GPU that `is_it` recognises by its UUID; `None` if RM does not report.
 fn is_attached<M: Manager>(
     manager: &mut M,
     file: &M::File,
@@ -303,10 +303,10 @@ fn is_attached<M: Manager>(
     Some(false)
 }
 
-/// The numbers of the devices that a client can make, as bits; `None` if RM does not say.
+/// Returns the numbers of the devices that a client can make, as bits; `None` if RM does not report.
 pub fn devices<M: Manager>(manager: &mut M, file: &M::File, client: u32) -> Option<u32> {
     let mut parameters = [0; device_ids::SIZE];
-    // A client is asked as its subdevices are, by its own handle.
+    // Query the client like one of its subdevices, by its own handle.
     let itself = Subdevice { file, client, handle: client };
     itself.control(manager, device_ids::COMMAND, &mut parameters)?;
     Some(u32_at(&parameters, device_ids::MASK))
@@ -315,7 +315,7 @@ pub fn devices<M: Manager>(manager: &mut M, file: &M::File, client: u32) -> Opti
 /// Makes a subdevice `handle` under a device of the client.
 ///
 /// # Errors
-/// RM's status. A call that does not get to RM counts as [`Status::INVALID_ARGUMENT`].
+/// RM's status. A call that does not reach RM counts as [`Status::INVALID_ARGUMENT`].
 pub fn add_subdevice<M: Manager>(
     manager: &mut M,
     file: &M::File,
@@ -329,7 +329,7 @@ pub fn add_subdevice<M: Manager>(
 /// Makes an object `handle` of a class below `parent` in the client.
 ///
 /// # Errors
-/// As [`add_subdevice`].
+/// The errors of [`add_subdevice`].
 pub fn add_object<M: Manager>(
     manager: &mut M,
     file: &M::File,
@@ -353,10 +353,10 @@ pub fn add_object<M: Manager>(
     }
 }
 
-/// Frees an object and all below it.
+/// Frees an object and everything below it.
 ///
 /// # Errors
-/// As [`add_subdevice`].
+/// The errors of [`add_subdevice`].
 pub fn free_object<M: Manager>(
     manager: &mut M,
     file: &M::File,

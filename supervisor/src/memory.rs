@@ -1,5 +1,4 @@
-//! The memory that keeper and worker share, and which outlives both of its users' processes: books and
-//! journal.
+//! The memory that keeper and worker share: books and journal. It outlives both processes.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -31,20 +30,20 @@ pub struct Mapped {
     pub entry: &'static mut Entry,
     /// The records of the books.
     pub records: &'static mut [Record],
-    /// Behind so many of them none was ever written to. To look at those would take memory for them.
+    /// Number of records up to the last one ever written. Reading beyond it would allocate memory.
     pub written: usize,
-    /// When the worker began to touch a program's memory.
+    /// Deadline for touching a program's memory.
     pub touch: Touch,
 }
 
-/// Maps a container's memory, of which one worker at a time is the only user.
+/// Maps a container's memory, which one worker at a time uses exclusively.
 ///
 /// # Errors
-/// As mmap(2).
+/// The errors of mmap(2).
 pub fn map(file: impl AsFd) -> Result<Mapped, Errno> {
     let base: *mut u8 = sys::map(&file, 0, SIZE)?;
-    // SAFETY: both are within the mapping, which is never undone, and do not overlap. Any bytes are valid
-    // values. The keeper maps nothing, and a worker starts after the last one's end.
+    // SAFETY: both are within the mapping, which is never undone, and do not overlap. Any bytes are valid values. The
+    // keeper maps nothing, and a worker starts after the previous one has ended.
     let entry = unsafe { &mut *base.cast::<Entry>() };
     // SAFETY: within the mapping.
     let records = unsafe { base.add(JOURNAL) }.cast::<Record>();
@@ -58,7 +57,7 @@ pub fn map(file: impl AsFd) -> Result<Mapped, Errno> {
     Ok(Mapped { entry, records, written, touch })
 }
 
-/// Bytes behind the journal up to the last page that has any.
+/// Returns the number of bytes between the journal and the end of the last page in use.
 fn written(file: impl AsFd) -> usize {
     let start = i64::try_from(JOURNAL).unwrap_or(0);
     let mut end = start;
@@ -70,15 +69,15 @@ fn written(file: impl AsFd) -> usize {
     usize::try_from(end - start).unwrap_or(SIZE)
 }
 
-/// A lease's budget for who grants it, mapped while this value lives.
+/// A lease's budget for the process that grants it, mapped while this value lives.
 #[derive(Debug)]
 pub struct OpenBudget(NonNull<Page>);
 
 impl OpenBudget {
-    /// Opens the budget in `file`, which has to be open for reading and writing.
+    /// Opens the budget in `file`, which must be open for reading and writing.
     ///
     /// # Errors
-    /// As [`map_budget`].
+    /// The errors of [`map_budget`].
     pub fn open(file: impl AsFd) -> Result<Self, Errno> {
         map_budget(file).map(|page| Self(NonNull::from(page)))
     }
@@ -95,15 +94,15 @@ impl Deref for OpenBudget {
 
 impl Drop for OpenBudget {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and no reference into it outlives the value.
+        // SAFETY: this value owns the mapping, and no reference into it outlives the value.
         let _ = unsafe { munmap(self.0.cast(), size_of::<Page>()) };
     }
 }
 
-/// Whether a supervisor lives that charges to the budget in `file`.
+/// Whether a living supervisor charges to the budget in `file`.
 ///
 /// # Errors
-/// As fcntl(2).
+/// The errors of fcntl(2).
 pub fn is_in_use(file: impl AsFd) -> Result<bool, Errno> {
     sys::has_locks(file, MOST_SLOTS)
 }
@@ -111,7 +110,7 @@ pub fn is_in_use(file: impl AsFd) -> Result<bool, Errno> {
 /// Maps a lease's budget, which other supervisors map too.
 ///
 /// # Errors
-/// As mmap(2); EINVAL for a file of another layout.
+/// The errors of mmap(2); EINVAL for a file with another layout.
 pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
     let size = nix::sys::stat::fstat(&file)?.st_size;
     if usize::try_from(size) != Ok(size_of::<Page>()) {
@@ -126,18 +125,18 @@ pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
 /// Maps a GPU's board, which all supervisors of the node map.
 ///
 /// # Errors
-/// As mmap(2).
+/// The errors of mmap(2).
 pub(crate) fn map_board(file: impl AsFd) -> Result<&'static board::Page, Errno> {
     let page: *mut board::Page = sys::map(file, 0, 1)?;
-    // SAFETY: the mapping is undone by nobody who has the page still, all fields are atomics, and any bytes
-    // are valid values. The file was made long enough, and root alone may cut it.
+    // SAFETY: the mapping stays while any holder has the page, all fields are atomics, and any bytes are valid values.
+    // The file was made long enough, and only root may truncate it.
     Ok(unsafe { &*page })
 }
 
 /// Undoes [`map_board`]. The caller has the only reference to the page, and drops it.
 pub(crate) fn unmap_board(page: &'static board::Page) {
     let address = NonNull::from(page).cast();
-    // SAFETY: it is a whole mapping of this size, and nobody uses it any more.
+    // SAFETY: it is a whole mapping of this size, and no longer in use.
     let _ = unsafe { munmap(address, size_of::<board::Page>()) };
 }
 

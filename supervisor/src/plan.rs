@@ -1,14 +1,14 @@
-//! How a lease shares the time of a GPU, as one process writes it and others read it.
+//! A lease's plan for sharing the time of a GPU, written by one process and read by others.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use gpushare_schedule::Policy;
 use gpushare_schedule::frame::{Frame, Piece, Place, is_place};
 
-/// A lease's part of a GPU's time, and in which frame it is.
+/// A lease's part of a GPU's time, and the frame that it applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// How it shares.
+    /// The sharing policy.
     pub policy: Policy,
     /// The frame of the node's windows.
     pub frame: Frame,
@@ -20,21 +20,21 @@ const BURST: u32 = 2;
 const UNLIMITED: u32 = 3;
 const LATENCY: u32 = 4;
 
-/// A plan in shared memory. It has one writer at a time. All zeros are none.
+/// A plan in shared memory. It has one writer at a time. All zeros means no plan.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct SharedPlan {
     /// Odd while the rest is being written.
     version: AtomicU32,
     kind: AtomicU32,
-    /// Per cent of the GPU, and the most of what windows leave.
+    /// Per cent of the GPU, and the ceiling in per cent of the time that windows leave.
     percents: [AtomicU32; 2],
     frame: AtomicU32,
     /// Start and length of two pieces, in microseconds.
     pieces: [AtomicU32; 4],
 }
 
-/// How often a plan that is being written is read again.
+/// How often to retry reading a plan while it is being written.
 const TRIES: usize = 64;
 
 impl SharedPlan {
@@ -68,7 +68,7 @@ impl SharedPlan {
         self.version.store(version.wrapping_add(1), Ordering::Release);
     }
 
-    /// Reads the plan. Bytes that no writer of ours wrote are none.
+    /// Reads the plan. Returns `None` for bytes that no writer of ours wrote.
     pub fn read(&self) -> Option<Plan> {
         for _ in 0..TRIES {
             let version = self.version.load(Ordering::Acquire);
@@ -82,7 +82,7 @@ impl SharedPlan {
             }
             std::hint::spin_loop();
         }
-        None // its writer ended in the middle of it
+        None // its writer ended in the middle of a write
     }
 }
 

@@ -31,11 +31,11 @@ use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, listen,
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{chdir, setsid};
 
-/// The word by which the runtime wrapper starts a container's supervisor.
+/// The runtime wrapper starts a container's supervisor with this word.
 pub const START: &str = "start";
 
-/// What the command line says. Descriptors are there where one of the two roles starts the other, paths where
-/// the wrapper starts both.
+/// The parsed command line. It contains descriptors if one of the two roles starts the other, and paths if the wrapper
+/// starts both.
 #[derive(Default)]
 struct Args {
     driver: String,
@@ -57,7 +57,7 @@ struct Args {
     common: Vec<String>,
 }
 
-/// Runs the program with the words behind its name.
+/// Runs the program with the command-line words after its name.
 pub fn main(words: impl Iterator<Item = String>) -> ExitCode {
     match run(words) {
         Ok(()) => ExitCode::SUCCESS,
@@ -83,7 +83,7 @@ fn run(mut words: impl Iterator<Item = String>) -> Result<()> {
     if role.is_none() {
         sys::close_inherited();
     }
-    // The limits are a file that root may write to by its rights alone.
+    // Root needs its capabilities to write to the limits file, so open it before dropping them.
     let limits = role.is_none().then(|| open(&args.limits_path)).transpose();
     let limits = limits.with_context(|| format!("limits {}", args.limits_path.display()))?;
     rights::drop_all_but_needed(role).context("capabilities")?;
@@ -97,7 +97,7 @@ fn run(mut words: impl Iterator<Item = String>) -> Result<()> {
     }
 }
 
-/// Is a keeper or a worker from here on.
+/// Becomes a keeper or a worker.
 fn become_role(
     role: Role,
     (args, holdings, link): (Args, Holdings, Option<OwnedFd>),
@@ -111,8 +111,8 @@ fn become_role(
     }
 }
 
-/// Starts keeper and worker of a container. They are copies of this process, which are made in less time than
-/// programs are started. When this returns the socket is there, and whoever connects waits for them.
+/// Starts keeper and worker of a container. Both are forks of this process, which is faster than starting programs.
+/// The socket exists when this returns, so connecting processes wait for them.
 fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -> Result<()> {
     if !sys::can_listen() || !sys::notification_fits() {
         bail!("this kernel cannot report system calls as the supervisor needs it (5.19 or newer)");
@@ -143,7 +143,7 @@ fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -
     let Some(keeper) = sys::fork().context("the keeper")? else {
         drop(to_keeper);
         leave_standard_files(&null)?;
-        let _ = receive_descriptor(&to_worker); // the worker's first word; one that has ended is replaced
+        let _ = receive_descriptor(&to_worker); // the worker's first word; a worker that has ended is replaced
         return begin(Role::Keeper, holdings, to_worker);
     };
     match sys::fork() {
@@ -154,15 +154,15 @@ fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -
             begin(Role::Worker, holdings, to_keeper)
         }
         Err(errno) => {
-            // It would wait a minute for a listener that nobody brings.
+            // The keeper would wait a minute for a listener that never comes.
             let _ = kill(keeper, Signal::SIGKILL);
             Err(errno).context("the worker")
         }
     }
 }
 
-/// Puts `null` in place of the standard files. The caller sooner sees that the first process has ended when
-/// nobody has its pipe any more.
+/// Replaces the standard files with `null`. The caller notices sooner that the first process has ended when no other
+/// process has its pipe open.
 fn leave_standard_files(null: &File) -> Result<()> {
     nix::unistd::dup2_stdin(null)?;
     nix::unistd::dup2_stdout(null)?;
@@ -170,12 +170,12 @@ fn leave_standard_files(null: &File) -> Result<()> {
     Ok(())
 }
 
-/// Takes the first slot of a lease's budget that no living supervisor has. It belongs to the open file, which
-/// keeper and worker have in common.
+/// Claims the first slot of a lease's budget that no living supervisor has. It belongs to the open file, which keeper
+/// and worker share.
 fn claim_slot(budget: &OwnedFd) -> Result<usize> {
     let page = memory::map_budget(budget)?;
     let is_free = |slot: &usize| sys::lock_byte(budget, *slot, false).is_ok();
-    // What a supervisor left behind that was killed stays charged while there are other slots.
+    // Memory left by a killed supervisor stays charged while there are other slots.
     let (clean, used): (Vec<usize>, Vec<usize>) = (0..MOST_SLOTS).partition(|slot| page.is_clean(*slot));
     let found = clean.into_iter().chain(used).find(is_free);
     found.with_context(|| format!("the lease has {MOST_SLOTS} containers already"))
@@ -188,22 +188,22 @@ fn work(
     devices: Devices,
     link: Option<OwnedFd>,
 ) -> Result<()> {
-    // Until an earlier worker has ended: books and journal have one writer.
+    // Wait until an earlier worker has ended: books and journal have one writer.
     let _turn = await_turn(&holdings.memory).context("the last worker")?;
     let Mapped { entry, records, written, touch } = memory::map(&holdings.memory)?;
     let page = memory::map_budget(&holdings.budget)?;
     let books = Books::open(records, written);
     let limits = File::from(holdings.limits.try_clone()?);
-    // Not mapped: a container that may mount could cut the file short under the mapping. A reader that sees
-    // half of a word refuses or asks in vain once.
+    // Do not map the limits: a container that may mount could truncate the file under the mapping. A reader that sees
+    // a half-written word refuses or queries in vain once.
     let publish = move |gpu, bytes: u64| {
         let at = u64::try_from(charged_at(gpu)).unwrap_or(u64::MAX);
-        let _ = limits.write_all_at(&bytes.to_ne_bytes(), at); // it tells programs, and decides nothing
+        let _ = limits.write_all_at(&bytes.to_ne_bytes(), at); // informs programs, and decides nothing
     };
     let budget = Budget::new(page, args.slot).published_by(publish);
     let parts = (books, budget, Journal::open(entry));
     let on_race = Box::new(|race: &Race, processes: &[&OwnedFd]| {
-        // Below the limit it is charged, and nobody else's memory is at stake.
+        // Below the limit the memory is charged, and takes nothing from other containers.
         let ended = processes.iter().filter(|_| race.is_above).filter(|one| sys::kill(one.as_fd()).is_ok());
         ended.fold(0, |count, _| count + 1)
     });
@@ -214,8 +214,8 @@ fn work(
     Ok(())
 }
 
-/// Waits for the lock that one worker at a time holds until its end. The file is opened anew for it: whoever
-/// shares a description shares its locks, and a lock of the process would go with any descriptor that is
+/// Waits for the lock that one worker at a time holds until it ends. The file is opened again for it: processes that
+/// share an open file description share its locks, and a process lock would be lost when any descriptor of the file is
 /// closed.
 fn await_turn(memory: &OwnedFd) -> Result<OwnedFd> {
     let own = open(&Path::new("/proc/self/fd").join(memory.as_raw_fd().to_string()))?;
@@ -223,16 +223,17 @@ fn await_turn(memory: &OwnedFd) -> Result<OwnedFd> {
     Ok(own)
 }
 
-/// What the process inherited of whoever started it does not matter to it any more.
+/// Resets attributes that the process inherited from its caller.
 fn leave_the_caller() {
     sys::reset_signals();
     // Each process and thread of the container that makes a call takes a descriptor.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
-    let _ = setsid(); // it may lead a session already
+    let _ = setsid(); // it may already lead a session
     let _ = chdir("/");
-    // Without it the container's calls would fail. Some machines do not let root say so.
+    // If the OOM killer ended the supervisor, the container's calls would fail. Some machines do not let root set
+    // this.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
 }
 
@@ -269,7 +270,7 @@ impl Args {
         Ok(args)
     }
 
-    /// The descriptors that the other role left this process.
+    /// Takes ownership of the descriptors that the other role left this process.
     fn holdings(&self) -> Result<Holdings> {
         let one = |fd: Option<i32>, what| inherited(fd.context(what)?).context(what);
         let memory = one(self.memory, "--memory")?;
@@ -281,14 +282,14 @@ impl Args {
     }
 }
 
-/// Opens a file for reading and writing, and waits for nobody's file lease.
+/// Opens a file for reading and writing, without waiting for a file lease of another process.
 fn open(path: &Path) -> io::Result<OwnedFd> {
     use std::os::unix::fs::OpenOptionsExt;
     let flags = (OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits();
     File::options().read(true).write(true).custom_flags(flags).open(path).map(OwnedFd::from)
 }
 
-/// A socket that listens at `path`, which is nobody else's.
+/// Returns a new socket that listens at `path`, accessible to its owner only.
 fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
     let old = umask(Mode::from_bits_truncate(0o177));

@@ -1,18 +1,19 @@
 //! Capabilities.
 //!
-//! RM takes privilege from the task that makes a call. A supervisor with CAP_SYS_ADMIN would make privileged
-//! channels for the container, and hand it views of the whole card.
+//! RM derives privilege from the task that makes a call. A supervisor with CAP_SYS_ADMIN would make privileged
+//! channels for the container, and give it access to the whole card.
 
 use caps::errors::CapsError;
 use caps::{CapSet, Capability, CapsHashSet};
 
 use crate::keeper::Role;
 
-/// Keeps what the role needs, and without one what both need: for a worker what reading and ending the container's processes takes, for a keeper what sending descriptors takes
-/// where others of root's have many in flight, and nothing else.
+/// Drops all capabilities except those that the role needs, or that both need if there is no role. A worker needs to
+/// read and kill the container's processes. A keeper needs to send descriptors even if root's other processes have
+/// many in flight.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// If the kernel refuses.
 pub fn drop_all_but_needed(role: Option<Role>) -> Result<(), CapsError> {
     let (worker, keeper) =
         ([Capability::CAP_SYS_PTRACE, Capability::CAP_KILL], [Capability::CAP_SYS_RESOURCE]);

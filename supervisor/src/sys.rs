@@ -1,4 +1,4 @@
-//! The system calls that neither nix nor the standard library has.
+//! System calls that neither nix nor the standard library has.
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -29,17 +29,16 @@ fn owned(answer: c_long) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Puts a filter with a listener around this thread and all that it becomes.
+/// Installs a filter with a listener on this thread and its descendants.
 ///
 /// # Errors
-/// EBUSY where a filter with a listener stands already, EACCES without CAP_SYS_ADMIN, EINVAL before kernel
-/// 5.19.
+/// EBUSY if there is already a filter with a listener, EACCES without CAP_SYS_ADMIN, EINVAL before kernel 5.19.
 pub fn install_with_listener(program: &mut [libc::sock_filter]) -> Result<OwnedFd, Errno> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW | WAIT_KILLABLE;
     owned(install(program, flags))
 }
 
-/// Puts a filter without a listener around this thread and all that it becomes.
+/// Installs a filter without a listener on this thread and its descendants.
 ///
 /// # Errors
 /// EACCES without CAP_SYS_ADMIN.
@@ -49,7 +48,7 @@ pub fn install_without_listener(program: &mut [libc::sock_filter]) -> Result<(),
 
 fn install(program: &mut [libc::sock_filter], flags: c_ulong) -> c_long {
     if cfg!(not(target_arch = "x86_64")) {
-        Errno::ENOSYS.set(); // the filter's numbers are not this machine's
+        Errno::ENOSYS.set(); // the filter's system call numbers do not apply to this architecture
         return -1;
     }
     let Ok(len) = u16::try_from(program.len()) else { return -1 };
@@ -58,18 +57,17 @@ fn install(program: &mut [libc::sock_filter], flags: c_ulong) -> c_long {
     unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) }
 }
 
-/// Whether the kernel can report calls in the way that the supervisor needs, on a machine whose calls it
-/// knows.
+/// Whether the kernel can report calls as the supervisor needs, on an architecture whose system call numbers are
+/// known.
 pub fn can_listen() -> bool {
     if cfg!(not(target_arch = "x86_64")) {
         return false;
     }
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
     let nothing: *const libc::sock_fprog = std::ptr::null();
-    // SAFETY: the kernel checks the flags, and then finds no program.
+    // SAFETY: the kernel checks the flags, and then fails for want of a program.
     let asked = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, nothing) };
-    // EBUSY is the answer where a filter with a listener stands already, which whoever puts on another one is
-    // told.
+    // EBUSY means that a filter with a listener exists already; installing another one reports that.
     matches!(Errno::result(asked), Err(Errno::EFAULT | Errno::EBUSY))
 }
 
@@ -83,19 +81,19 @@ pub fn notification_fits() -> bool {
     asked == 0 && (NOTIFICATION..=NOTIFICATION_WORDS * 8).contains(&size)
 }
 
-/// Lets the kernel run the supervisor at once when a call is reported. Kernels before 6.6 cannot.
+/// Makes the kernel run the supervisor as soon as a call is reported. Kernels before 6.6 cannot.
 pub fn set_synchronous(listener: BorrowedFd) {
     // SAFETY: two integers, and no memory.
     let _ = unsafe { libc::ioctl(listener.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) };
 }
 
-/// Receives the next notification into `to`, which is zeroed before.
+/// Receives the next notification into `to`, which is zeroed first.
 ///
 /// # Errors
-/// ENOENT and EINTR are normal: the call is gone, or a signal came.
+/// ENOENT and EINTR are normal: the call is gone, or a signal arrived.
 pub fn receive(listener: BorrowedFd, to: &mut [u64; NOTIFICATION_WORDS]) -> Result<(), Errno> {
     to.fill(0);
-    // SAFETY: the kernel writes a notification, which fits, as `notification_fits` has made sure.
+    // SAFETY: the kernel writes a notification, which fits, as `notification_fits` has checked.
     let done = unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, to.as_mut_ptr()) };
     Errno::result(done).map(drop)
 }
@@ -111,7 +109,7 @@ pub fn is_valid(listener: BorrowedFd, id: u64) -> bool {
 /// Answers notification `id`: the call returns 0, fails with `errno`, or is made by the kernel.
 ///
 /// # Errors
-/// ENOENT if the program does not wait any more.
+/// ENOENT if the program no longer waits.
 pub fn send(listener: BorrowedFd, id: u64, errno: Option<Errno>, lets_through: bool) -> Result<(), Errno> {
     let error = errno.map_or(0, |errno| -(errno as c_int));
     let flags = if lets_through { libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE } else { 0 };
@@ -122,7 +120,7 @@ pub fn send(listener: BorrowedFd, id: u64, errno: Option<Errno>, lets_through: b
     Errno::result(done).map(drop)
 }
 
-/// A descriptor of a process.
+/// Opens a descriptor of a process.
 ///
 /// # Errors
 /// ESRCH if it has ended.
@@ -131,7 +129,7 @@ pub fn pidfd_open(pid: u32) -> Result<OwnedFd, Errno> {
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
 }
 
-/// A descriptor of a thread, which names it as long as it is open. Before kernel 6.9 there is none but for a
+/// Opens a descriptor of a thread, which refers to it as long as it is open. Before kernel 6.9 this works only for a
 /// process's first thread.
 ///
 /// # Errors
@@ -141,7 +139,7 @@ pub fn pidfd_open_thread(tid: u32) -> Result<OwnedFd, Errno> {
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, tid, PIDFD_THREAD) })
 }
 
-/// Takes descriptor `fd` of a thread or process.
+/// Duplicates descriptor `fd` of a thread or process.
 ///
 /// # Errors
 /// EBADF if it has none, ESRCH if it has ended.
@@ -150,7 +148,7 @@ pub fn pidfd_getfd(process: BorrowedFd, fd: RawFd) -> Result<OwnedFd, Errno> {
     owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })
 }
 
-/// Ends a process.
+/// Kills a process.
 ///
 /// # Errors
 /// ESRCH if it has ended.
@@ -158,7 +156,7 @@ pub fn kill(process: BorrowedFd) -> Result<(), Errno> {
     signal(process, libc::SIGKILL)
 }
 
-/// Asks the process of a descriptor to end (SIGTERM).
+/// Sends SIGTERM to a process.
 ///
 /// # Errors
 /// ESRCH if it has ended.
@@ -166,19 +164,19 @@ pub fn terminate(process: BorrowedFd) -> Result<(), Errno> {
     signal(process, libc::SIGTERM)
 }
 
-/// Whether a process has its number: it lives, or nobody has waited for it yet.
+/// Whether a process still has its PID: it lives, or has not been reaped.
 pub fn has_number(process: BorrowedFd) -> bool {
     signal(process, 0) != Err(Errno::ESRCH)
 }
 
 fn signal(process: BorrowedFd, number: c_int) -> Result<(), Errno> {
     let nothing: *const libc::siginfo_t = std::ptr::null();
-    // SAFETY: the kernel makes the information itself where there is none.
+    // SAFETY: the kernel fills in the signal information itself for a null pointer.
     let done = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), number, nothing, 0) };
     Errno::result(done).map(drop)
 }
 
-/// Does something, and ends this process by SIGALRM if it takes longer than so many microseconds.
+/// Runs `what`, and kills this process by SIGALRM if that takes longer than `microseconds`.
 pub fn within<T>(microseconds: u32, what: impl FnOnce() -> T) -> T {
     set_timer(microseconds);
     let done = what();
@@ -195,11 +193,11 @@ fn set_timer(microseconds: u32) {
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
 }
 
-/// Locks one byte of an open file for whoever has that file, until the last of them closes it. `waits`: until
-/// whoever has it gives it up.
+/// Locks one byte of an open file. The lock belongs to the open file description, and lasts until its last descriptor
+/// is closed. `waits`: block until another holder releases it.
 ///
 /// # Errors
-/// EAGAIN where somebody has it who opened the file by himself, if it does not wait.
+/// EAGAIN if another open of the file holds the lock and `waits` is false.
 pub(crate) fn lock_byte(file: impl AsFd, at: usize, waits: bool) -> Result<(), Errno> {
     let wanted = byte_lock(at, 1)?;
     let lock = || if waits { FcntlArg::F_OFD_SETLKW(&wanted) } else { FcntlArg::F_OFD_SETLK(&wanted) };
@@ -211,20 +209,20 @@ pub(crate) fn lock_byte(file: impl AsFd, at: usize, waits: bool) -> Result<(), E
     }
 }
 
-/// Whether somebody has locked any of a file's first bytes with [`lock_byte`].
+/// Whether any of a file's first `bytes` bytes is locked with [`lock_byte`].
 ///
 /// # Errors
-/// As fcntl(2).
+/// The errors of fcntl(2).
 pub(crate) fn has_locks(file: impl AsFd, bytes: usize) -> Result<bool, Errno> {
     let mut asked = byte_lock(0, bytes)?;
     let _ = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut asked))?;
     Ok(c_int::from(asked.l_type) != libc::F_UNLCK)
 }
 
-/// Whether somebody who opened the file by himself has locked this byte with [`lock_byte`].
+/// Whether another open of the file has locked this byte with [`lock_byte`].
 ///
 /// # Errors
-/// As fcntl(2).
+/// The errors of fcntl(2).
 pub(crate) fn is_locked(file: impl AsFd, at: usize) -> Result<bool, Errno> {
     let mut asked = byte_lock(at, 1)?;
     let _ = fcntl(&file, FcntlArg::F_OFD_GETLK(&mut asked))?;
@@ -242,12 +240,12 @@ fn byte_lock(at: usize, bytes: usize) -> Result<libc::flock, Errno> {
     })
 }
 
-/// Makes a copy of this process, which has one thread. The copy gets `None`, and the original its id.
+/// Forks this process, which has one thread. Returns `None` in the child, and the child's id in the parent.
 ///
 /// # Errors
-/// As fork(2).
+/// The errors of fork(2).
 pub(crate) fn fork() -> Result<Option<Pid>, Errno> {
-    // SAFETY: no other thread holds a lock that the copy would wait for.
+    // SAFETY: there is no other thread whose locks the child would wait for.
     match unsafe { nix::unistd::fork() }? {
         nix::unistd::ForkResult::Parent { child } => Ok(Some(child)),
         nix::unistd::ForkResult::Child => Ok(None),
@@ -260,11 +258,11 @@ pub(crate) fn close_inherited() {
     unsafe { libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, 0) };
 }
 
-/// What the kernel itself knows of an open file.
+/// File attributes that the kernel knows without the file system.
 pub(crate) struct Seen {
     /// Its kind, as st_mode.
     pub mode: u32,
-    /// Number of the device that it opens, if it is a device node.
+    /// Number of the device, if the file is a device node.
     pub number: u64,
     /// Number of the device that it lies on.
     pub device: u64,
@@ -272,16 +270,16 @@ pub(crate) struct Seen {
     pub inode: u64,
 }
 
-/// Looks at an open file without asking its file system, which may be a program.
+/// Returns attributes of an open file without calling its file system, which may be a program.
 ///
 /// # Errors
-/// As statx(2).
+/// The errors of statx(2).
 pub(crate) fn glance(file: impl AsFd) -> Result<Seen, Errno> {
-    // SAFETY: integers alone, for which zeros are values.
+    // SAFETY: only integers, for which zeros are valid.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the kernel reads an empty text, and writes the structure. Without a mask it asks nobody, and
-    // fills in what it has.
+    // SAFETY: the kernel reads an empty string, and writes the structure. Without a mask it does not call the file
+    // system, and fills in the attributes that it has.
     let done = unsafe { libc::statx(file.as_fd().as_raw_fd(), c"".as_ptr(), flags, 0, &raw mut found) };
     Errno::result(done)?;
     let device = |major, minor| nix::sys::stat::makedev(u64::from(major), u64::from(minor));
@@ -293,16 +291,16 @@ pub(crate) fn glance(file: impl AsFd) -> Result<Seen, Errno> {
     })
 }
 
-/// Lets the kernel wake this thread at the moment it asked for, and not up to 50 microseconds later.
+/// Makes the kernel wake this thread at the requested time, and not up to 50 microseconds later.
 ///
 /// # Errors
-/// As prctl(2).
+/// The errors of prctl(2).
 pub(crate) fn wake_precisely() -> Result<(), Errno> {
-    // SAFETY: integers alone.
+    // SAFETY: only integers.
     Errno::result(unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) }).map(drop)
 }
 
-/// Random bits from the kernel; the address of the stack where it has none yet.
+/// Returns random bits from the kernel, or the stack's address if the kernel has none yet.
 pub fn random() -> u64 {
     let mut bits = 0u64;
     // SAFETY: the kernel writes at most 8 bytes.
@@ -310,15 +308,14 @@ pub fn random() -> u64 {
     if done == 8 { bits } else { (&raw const bits).addr() as u64 }
 }
 
-/// Lets all signals come and do what they do by default, whatever this process inherited.
+/// Unblocks all signals and resets them to their default actions, whatever this process inherited.
 pub fn reset_signals() {
     for signal in 1..=31 {
-        // SAFETY: the default action runs no code of ours. SIGKILL and SIGSTOP cannot be changed, and need
-        // not.
+        // SAFETY: the default action runs no code of ours. SIGKILL and SIGSTOP cannot be changed, which is fine.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
-    // Nobody waits for those that this process starts: the kernel forgets them.
-    // SAFETY: to ignore a signal runs no code of ours.
+    // This process does not wait for its children, so let the kernel reap them.
+    // SAFETY: ignoring a signal runs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // SAFETY: zeros are a valid set of signals, an empty one.
     let none: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -356,31 +353,29 @@ fn pid(tid: u32) -> Pid {
     Pid::from_raw(tid.cast_signed())
 }
 
-/// Makes RM's call `number` with this structure, in which the addresses of `pointed` stand already.
+/// Makes RM's call `number` with this structure, which already contains the addresses of `pointed`.
 ///
 /// # Errors
-/// What the driver reports.
+/// The error from the driver.
 pub(crate) fn manager_call(file: BorrowedFd, number: u8, structure: &mut [u8]) -> Result<(), Errno> {
     /// _IOWR('F', 0, 0).
     const COMMAND: c_ulong = 0xc000_4600;
     let size = c_ulong::try_from(structure.len()).map_err(|_| Errno::EINVAL)?;
     let command = COMMAND | size << 16 | c_ulong::from(number);
-    // SAFETY: the driver reads and writes as many bytes as the command says, and what the addresses in them
-    // lead to: buffers of the caller's, which outlive the call and have the sizes that this driver's era
-    // gives them.
+    // SAFETY: the driver reads and writes as many bytes as the command says, and the buffers that the addresses lead
+    // to. The caller owns these buffers. They outlive the call and have the sizes that this driver's era gives them.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), command, structure.as_mut_ptr()) };
     Errno::result(done).map(drop)
 }
 
-/// Maps a file of `T`s for reading and writing, shared with all others that map it. `T` is valid for any
-/// bytes.
+/// Maps a file of `T`s for reading and writing, shared with all others that map it. `T` must be valid for any bytes.
 ///
 /// # Errors
-/// As mmap(2).
+/// The errors of mmap(2).
 pub(crate) fn map<T>(file: impl AsFd, offset: i64, count: usize) -> Result<*mut T, Errno> {
     let len = size_of::<T>() * count;
     let (protection, file) = (libc::PROT_READ | libc::PROT_WRITE, file.as_fd().as_raw_fd());
-    // SAFETY: the kernel chooses the place, so that nothing else of this process is touched.
+    // SAFETY: the kernel chooses the address, so the mapping touches no other memory of this process.
     let address =
         unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file, offset) };
     if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(address.cast()) }

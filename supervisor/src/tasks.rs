@@ -1,4 +1,4 @@
-//! The container's processes and threads, as far as they made calls.
+//! The container's processes and threads that made calls.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -18,26 +18,26 @@ use crate::calls::{self, Processes};
 use crate::devices::{Devices, FileKind};
 use crate::sys;
 
-/// How long a program's memory may hold up the worker in all of a call, in microseconds. A page under
-/// userfaultfd, or of a FUSE file, comes when the program likes.
+/// How long a program's memory may delay the worker during one call, in microseconds. The program decides when a page
+/// under userfaultfd or of a FUSE file arrives.
 const LONGEST: u32 = 1_000_000;
 
-/// Bytes of the stack of a thread that closes a file.
+/// Stack size of a thread that closes a file, in bytes.
 const SMALL_STACK: usize = 16 << 10;
 
-/// Most files of a program's that are being closed at a time. One that makes more of them take long waits for
-/// itself.
+/// Most files of programs that are being closed at a time. A program that makes more closes slow has only itself to
+/// wait for.
 const MOST_CLOSED: usize = 32;
 
-/// Most processes and threads that are kept, so that a container cannot take all of our descriptors.
+/// Most processes and threads to track, so that a container cannot exhaust our descriptors.
 const MOST_KEPT: usize = 4096;
 
 struct Process {
     descriptor: Option<OwnedFd>,
-    /// Whether it made a call to this worker, or has a file of a client of the container's. One that is known
-    /// from the books alone may be another process of the same pid.
+    /// Whether it made a call to this worker, or has a file of a client of the container. A process known only from
+    /// the books may be another one with the same PID.
     is_proved: bool,
-    /// When it began, in ticks since the machine did: its number may be another's later.
+    /// Start time in ticks since boot: another process may have its PID later.
     born: Option<u64>,
 }
 
@@ -51,18 +51,16 @@ pub struct Tasks {
     devices: Devices,
     processes: HashMap<u32, Process>,
     threads: HashMap<u32, Thread>,
-    /// Numbers of those that were forgotten and had made clients. There are no more than the kernel has
-    /// numbers.
+    /// PIDs of forgotten processes that had made clients. The kernel's range of PIDs bounds their number.
     forgotten: BTreeMap<u32, Option<u64>>,
-    /// The last of them that was asked for.
+    /// The forgotten PID that was returned last.
     asked_for: u32,
     /// Held by each thread that closes a file.
     closing: Arc<()>,
 }
 
 impl Tasks {
-    /// Knows the processes `pids`, which made calls to an earlier worker, and of those `forgotten` that they
-    /// were.
+    /// Tracks the processes `pids`, which made calls to an earlier worker, and marks `forgotten` as forgotten.
     pub fn new(
         devices: Devices,
         pids: impl IntoIterator<Item = u32>,
@@ -83,12 +81,12 @@ impl Tasks {
         }
     }
 
-    /// The descriptor `fd` of a thread that is stopped in a call, what it is, and the thread's process. One
-    /// that is not the driver's is given back at once.
+    /// Returns the descriptor `fd` of a thread that is stopped in a call, its kind, and the thread's process. Closes
+    /// the descriptor at once if it is not the driver's.
     ///
     /// # Errors
-    /// EBADF if it has no such descriptor, ESRCH if it has ended, ENOMEM for one thread too many, and while
-    /// too many files of other drivers take long to close.
+    /// EBADF if there is no such descriptor, ESRCH if the thread has ended, ENOMEM if there are too many threads, or
+    /// too many files of other drivers that are slow to close.
     pub fn take(&mut self, tid: u32, fd: i32) -> Result<(Option<OwnedFd>, FileKind, u32), Errno> {
         if Arc::strong_count(&self.closing) > MOST_CLOSED {
             return Err(Errno::ENOMEM);
@@ -107,7 +105,7 @@ impl Tasks {
                     }
                     return Ok((Some(file), kind, process));
                 }
-                // Its number is another thread's now.
+                // Another thread has its id now.
                 Err(Errno::ESRCH) => drop(self.threads.remove(&tid)),
                 Err(errno) => return Err(errno),
             }
@@ -115,9 +113,8 @@ impl Tasks {
         Err(Errno::ESRCH)
     }
 
-    /// Closes a file of a program's. Where it is the last who does, that may take as long as the program
-    /// likes: a socket waits for its data to be sent, and the file system may be a program. So a thread of
-    /// its own does it.
+    /// Closes a file of a program. The last close may take as long as the program likes: a socket waits for its data
+    /// to be sent, and the file system may be a program. A separate thread therefore closes it.
     fn give_back(&self, file: OwnedFd) {
         let closing = self.closing.clone();
         let number = file.into_raw_fd(); // without room for a thread it stays open
@@ -132,7 +129,7 @@ impl Tasks {
             let descriptors: Vec<_> = self.threads.values().map(|thread| Some(&thread.descriptor)).collect();
             let mut lives = living(&descriptors).into_iter();
             self.threads.retain(|_, _| lives.next().unwrap_or(false));
-            // They are asked for again where most of them live.
+            // Threads that still live are added again at their next call.
             if self.threads.len() > MOST_KEPT / 2 {
                 self.threads.clear();
             }
@@ -140,8 +137,8 @@ impl Tasks {
         let pid = process_of(tid).ok_or(Errno::ESRCH)?;
         self.add_process(pid)?;
         let descriptor = match sys::pidfd_open_thread(tid) {
-            // Before kernel 6.9. The descriptors of all threads are the process's, unless one unshared them:
-            // then the file is not RM's, or is one that the program has anyway.
+            // Before kernel 6.9. All threads share the process's descriptors, unless one unshared them: then the file
+            // is not RM's, or the program has it anyway.
             Err(Errno::EINVAL) => sys::pidfd_open(pid)?,
             other => other?,
         };
@@ -153,17 +150,17 @@ impl Tasks {
         if self.processes.get(&pid).is_some_and(|known| known.is_proved && known.lives()) {
             return Ok(());
         }
-        // Those that have ended are forgotten at the next look, unless RM counts something for them.
+        // The next check forgets processes that have ended, unless RM counts something for them.
         if self.processes.len() >= MOST_KEPT && !self.processes.contains_key(&pid) {
             return Err(Errno::ENOMEM);
         }
         let descriptor = Some(sys::pidfd_open(pid)?);
         self.processes.insert(pid, Process { descriptor, is_proved: true, born: born(pid) });
-        self.forgotten.remove(&pid); // asked for twice, it would count twice
+        self.forgotten.remove(&pid); // listed twice, it would count twice
         Ok(())
     }
 
-    /// The descriptor of a process that is certainly the container's.
+    /// Returns the descriptor of a process that certainly belongs to the container.
     pub fn descriptor(&self, pid: u32) -> Option<&OwnedFd> {
         self.processes.get(&pid).filter(|process| process.is_proved)?.descriptor.as_ref()
     }
@@ -182,8 +179,7 @@ impl Processes for Tasks {
         let (pids, descriptors): (Vec<u32>, Vec<Option<&OwnedFd>>) =
             self.processes.iter().map(|(pid, process)| (*pid, process.descriptor.as_ref())).unzip();
         let lives = living(&descriptors);
-        // The number of one that has ended may be another's by now; it is not while nobody has taken note of
-        // the end.
+        // Another process may have the PID of one that has ended, but not until it has been reaped.
         let has_its_number = |pid: u32, one: Option<&OwnedFd>| {
             let born = || self.processes.get(&pid).and_then(|process| process.born);
             one.is_some_and(|one| sys::has_number(one.as_fd())) || has_number(pid, born())
@@ -258,8 +254,8 @@ fn has_ended(descriptor: &OwnedFd) -> bool {
     living(&[Some(descriptor)]) == [false]
 }
 
-/// Which of the processes or threads live that these descriptors are of: they are readable once that has
-/// ended. The kernel is asked once, since a container may have thousands.
+/// Returns which of the processes or threads behind these descriptors live: a descriptor becomes readable when its
+/// process has ended. Polls once for all, because a container may have thousands.
 fn living(descriptors: &[Option<&OwnedFd>]) -> Vec<bool> {
     let present = descriptors.iter().flatten();
     let mut asked: Vec<PollFd> = present.map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN)).collect();
@@ -268,14 +264,14 @@ fn living(descriptors: &[Option<&OwnedFd>]) -> Vec<bool> {
     descriptors.iter().map(|one| one.is_some() && !ended.next().unwrap_or(false)).collect()
 }
 
-/// Whether a process that has ended has its number still, waited for or not, and no other has.
+/// Whether a process that has ended still has its PID, reaped or not, and no other process has it.
 fn has_number(pid: u32, began: Option<u64>) -> bool {
     !exists(pid) || (began.is_some() && born(pid) == began)
 }
 
-/// When a process began, in ticks since the machine did.
+/// Returns the start time of a process, in ticks since boot.
 fn born(pid: u32) -> Option<u64> {
-    const START_TIME: usize = 22 - 3; // as proc_pid_stat(5) counts, from the field behind the name on
+    const START_TIME: usize = 22 - 3; // numbered as in proc_pid_stat(5), counted from the field after the name
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit_once(')')?.1.split_whitespace().nth(START_TIME)?.parse().ok()
 }
@@ -289,13 +285,13 @@ fn process_of(tid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// Until when the worker may touch a program's memory, in microseconds of the monotonic clock, in memory that
-/// outlives it; 0: it does not.
+/// Deadline for touching a program's memory, in microseconds of the monotonic clock, or 0. Stored in memory that
+/// outlives the worker.
 #[derive(Clone, Copy)]
 pub struct Touch(pub &'static AtomicU64);
 
 impl Touch {
-    /// Does something within `left` microseconds, which it shortens by what that takes.
+    /// Runs `what` within `left` microseconds, and deducts the elapsed time from `left`.
     fn time<T>(self, left: &Cell<u32>, what: impl FnOnce() -> T) -> T {
         let until = now() + u64::from(left.get());
         self.0.store(until, Ordering::Relaxed);
@@ -305,14 +301,14 @@ impl Touch {
         done
     }
 
-    /// Whether the last worker was held up for as long as it may be.
+    /// Whether the last worker was delayed until its deadline.
     pub fn has_delayed(self) -> bool {
         let until = self.0.swap(0, Ordering::Relaxed);
         until != 0 && now() >= until
     }
 }
 
-/// Microseconds of the monotonic clock.
+/// Returns microseconds of the monotonic clock.
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.num_microseconds());
     u64::try_from(time).unwrap_or(0)
@@ -326,13 +322,13 @@ pub struct Stopped<'l> {
     pub id: u64,
     /// The thread's id, in our pid namespace.
     pub tid: u32,
-    /// Where it is noted that its memory is touched.
+    /// Records when its memory is being touched.
     pub touch: Touch,
     left: Cell<u32>,
 }
 
 impl<'l> Stopped<'l> {
-    /// The thread of a notification.
+    /// Creates the thread of a notification.
     pub fn new(listener: &'l OwnedFd, id: u64, tid: u32, touch: Touch) -> Self {
         Self { listener, id, tid, touch, left: Cell::new(LONGEST) }
     }
@@ -364,7 +360,7 @@ mod tests {
 
     use super::*;
 
-    /// A socket whose close takes a minute, while its other end lives and reads nothing.
+    /// Returns a socket whose close takes a minute, while its other end lives and reads nothing.
     fn lingering(listener: &TcpListener) -> (TcpStream, TcpStream) {
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let linger = nix::libc::linger { l_onoff: 1, l_linger: 60 };
@@ -414,7 +410,7 @@ mod tests {
             ends.push(end);
             tasks.give_back(socket.into());
         }
-        // Each of them would have taken a minute.
+        // Each close would have taken a minute.
         assert_eq!(take(&mut tasks), Err(Errno::ENOMEM));
         drop(ends);
         let until = Instant::now() + Duration::from_secs(30);

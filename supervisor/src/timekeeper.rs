@@ -1,7 +1,7 @@
-//! The timekeeper of one GPU: stops and starts the container's channels there as the schedule says.
+//! The timekeeper of one GPU: stops and starts the container's channels there by the schedule.
 //!
-//! It is a thread of the worker, so that a call which the worker serves delays nobody's window. It sleeps
-//! while the container has no channel, and between two edges of windows.
+//! It is a thread of the worker, so that calls that the worker serves do not delay windows. It sleeps while the
+//! container has no channel, and between window edges.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,13 +26,12 @@ use crate::kernel::Kernel;
 use crate::sys;
 use crate::tasks::now;
 
-/// After how many microseconds a call that RM did not do, or whose effect a program may have undone, is made
-/// anew.
+/// Retry delay in microseconds for a call that RM did not perform, or whose effect a program may have undone.
 const RETRY: u64 = 2_000;
-/// How many microseconds channels may not be reached before their process is ended.
+/// How many microseconds channels may stay unreachable before their process is killed.
 const PATIENCE: u64 = 1_000_000;
 
-/// What all timekeepers of a container have in common.
+/// The state that all timekeepers of a container share.
 #[derive(Clone)]
 pub struct Ground {
     /// The driver's interface.
@@ -52,17 +51,17 @@ struct Timekeeper {
     wake: Arc<EventFd>,
     handles: Handles,
     controller: Controller,
-    /// Since when some channels cannot be reached.
+    /// Time since which some channels cannot be reached.
     failing: Option<u64>,
-    /// When channels are stopped once more, since a call that was let through may have started them.
+    /// Time of the next repeated stop, because a call that was let through may have started channels.
     again: Option<u64>,
 }
 
-/// Starts a timekeeper for each GPU of which the lease has a plan; without any nobody keeps time, which is
-/// `None`. `boards` is the folder of all GPUs' boards.
+/// Starts a timekeeper for each GPU for which the lease has a plan. Returns `None` if there is no plan. `boards` is
+/// the directory of all GPUs' boards.
 ///
 /// # Errors
-/// When a board cannot be used, or a thread cannot be started.
+/// If a board cannot be used, or a thread cannot be started.
 pub fn start(ground: &Ground, boards: &Path) -> io::Result<Option<Compute<OwnedFd>>> {
     let engines = Engines::default();
     let mut wakes = Vec::new();
@@ -99,7 +98,7 @@ pub fn start(ground: &Ground, boards: &Path) -> io::Result<Option<Compute<OwnedF
 /// Checks that the boards of a lease's GPUs can be used.
 ///
 /// # Errors
-/// As [`Board::join`].
+/// The errors of [`Board::join`].
 pub fn check(page: &Page, boards: &Path) -> io::Result<()> {
     let held = (0..MOST_GPUS).filter(|gpu| page.plan(*gpu).is_some());
     held.filter_map(|gpu| page.uuid(gpu))
@@ -108,7 +107,7 @@ pub fn check(page: &Page, boards: &Path) -> io::Result<()> {
 
 impl Timekeeper {
     fn run(mut self) {
-        let _ = sys::wake_precisely(); // windows are off by some 50 microseconds more without it
+        let _ = sys::wake_precisely(); // without it, windows are off by some 50 microseconds more
         loop {
             let until = self.step();
             let watched: Vec<OwnedFd> =
@@ -118,13 +117,12 @@ impl Timekeeper {
                 .map(|one| PollFd::new(one, PollFlags::POLLIN))
                 .collect();
             let left = until.map(|until| TimeSpec::from(Duration::from_micros(until.saturating_sub(now()))));
-            let _ = ppoll(&mut asked, left, None); // whatever it was, it is looked at
+            let _ = ppoll(&mut asked, left, None); // whatever woke it, the next step checks everything
             let _ = self.wake.read();
         }
     }
 
-    /// Does what the schedule asks for now, and returns until when that holds; `None`: until something
-    /// changes.
+    /// Performs the schedule's current orders, and returns when they expire; `None`: valid until something changes.
     fn step(&mut self) -> Option<u64> {
         let Self { gpu, lease, .. } = *self;
         let Ground { era, mut kernel, page } = self.ground.clone();
@@ -137,7 +135,7 @@ impl Timekeeper {
             (self.failing, self.again) = (None, None);
             return None;
         };
-        // The time of one that is paused belongs to the others.
+        // The other containers get the time of a paused one.
         let is_paused = page.is_paused();
         let groups = if is_paused { 0 } else { engine.groups() };
         self.board.publish(lease, &plan, groups, engine.is_nameless());
@@ -175,7 +173,7 @@ impl Timekeeper {
             }
             self.failing = (!engine.is_settled()).then(|| self.failing.unwrap_or(began));
             if self.failing.is_some_and(|since| began.saturating_sub(since) > PATIENCE) {
-                // Programs that nobody can stop take others' time.
+                // Programs that cannot be stopped take others' time.
                 for watch in engine.unreached() {
                     let _ = sys::kill(watch.as_fd());
                 }

@@ -1,4 +1,4 @@
-//! The worker: receives calls, and answers them.
+//! The worker: receives and answers calls.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,33 +23,33 @@ use crate::tasks::{Stopped, Tasks, Touch};
 
 const ARCH_I386: u32 = 0x4000_0003;
 
-/// How many workers a program's memory may hold up in one call.
+/// How many workers a program's memory may delay in one call.
 const MOST_DELAYS: u32 = 2;
-/// How many workers may end over one call, for whatever reason.
+/// How many workers may end during one call, for whatever reason.
 const MOST_RESTARTS: u32 = 64;
 
-/// Between two comparisons of RM's figures with the books, in microseconds, while there is a client.
+/// Interval between two comparisons of RM's figures with the books, in microseconds, while there is a client.
 const LOOK_EVERY: u64 = 1_000_000;
 
-/// The same after a race by which the lease is above its limit.
+/// The same interval after a race that put the lease above its limit.
 const AFTER_RACE: u64 = 100_000;
 
-/// Looks at what was let through take at most one part in so many of the time, since a container may have
-/// thousands of processes, and follow each other after at most so many microseconds.
+/// Checks after calls that were let through take at most this fraction of the time, because a container may have
+/// thousands of processes. The pause between them is at most this many microseconds.
 const LOOK_PART: u64 = 5;
 const LONGEST_PAUSE: u64 = 20_000;
 
-/// After which time a keeper is started once more that could not be started, in milliseconds.
+/// Delay before another attempt to start a keeper, in milliseconds.
 const RETRY: u8 = 20;
-/// How long the last processes may take to end, in microseconds, and the pause between two looks at them.
+/// How long the last processes may take to end, in microseconds, and the pause between two checks for them.
 const LONGEST_END: u64 = 10_000_000;
 const BETWEEN_ENDS: Duration = Duration::from_millis(20);
 
-/// What is done about a race: it gets the descriptors of the race's processes that are certainly the
-/// container's, and returns how many it ended.
+/// Handles a race: receives the descriptors of those of the race's processes that certainly belong to the container,
+/// and returns how many it killed.
 pub type OnRace = Box<dyn FnMut(&Race, &[&OwnedFd]) -> u64>;
 
-/// What a worker holds besides its own books, and the keeper.
+/// The keeper and the descriptors that a worker shares with it.
 pub struct Peer {
     /// The descriptors that both hold.
     pub holdings: Holdings,
@@ -57,7 +57,7 @@ pub struct Peer {
     pub link: Option<OwnedFd>,
 }
 
-/// A worker at its work.
+/// A running worker.
 pub struct Worker {
     supervisor: Supervisor<'static, Kernel, Tasks>,
     peer: Peer,
@@ -68,7 +68,7 @@ pub struct Worker {
     on_race: OnRace,
 }
 
-/// What the notification's words say.
+/// Contents of a notification.
 struct Notification {
     id: u64,
     tid: u32,
@@ -91,8 +91,8 @@ impl Notification {
 }
 
 impl Worker {
-    /// A worker with what outlives it, and who keeps the container's time. `on_race` is called with what went
-    /// past and the processes' descriptors.
+    /// Creates a worker from the state that outlives it, and with the container's timekeepers. `on_race` receives each
+    /// race and its processes' descriptors.
     pub fn new(
         era: &'static Era,
         (devices, kernel): (Devices, Kernel),
@@ -115,22 +115,22 @@ impl Worker {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Works until no process has the filter any more, and what they had is given back. A worker without
-    /// listeners waits for the first one, as long as its keeper does.
+    /// Runs until no process has the filter any more and their memory is released. A worker without listeners waits
+    /// for the first one, as long as its keeper does.
     ///
     /// # Errors
-    /// When the kernel refuses to wait or to receive.
+    /// If the kernel refuses to wait or to receive.
     pub fn run(&mut self) -> io::Result<()> {
         self.resume();
         if let Some(link) = &self.peer.link {
-            let _ = send_word(link); // a keeper that is gone is replaced below
+            let _ = send_word(link); // a missing keeper is replaced below
         }
         let mut had_listeners = !self.peer.holdings.listeners.is_empty();
         while !self.peer.holdings.listeners.is_empty() || (!had_listeners && self.peer.link.is_some()) {
             if self.peer.link.is_none() {
                 self.peer.link = self.peer.holdings.start(Role::Keeper).ok();
             }
-            // Without a keeper for now: the machine may have had no room for one.
+            // There is no keeper for now: the machine may have had no room for one.
             let timeout = match self.peer.link {
                 Some(_) => self.timeout(),
                 None => PollTimeout::from(RETRY),
@@ -147,7 +147,7 @@ impl Worker {
                 events.insert(0, PollFlags::empty());
             }
             for (at, events) in events[1..].iter().enumerate() {
-                // Ahead of a call: one whose memory never comes ends this worker.
+                // Check before a call: if the call's memory never arrives, it ends this worker.
                 if self.is_look_due() {
                     self.look();
                 }
@@ -168,11 +168,10 @@ impl Worker {
                 self.look();
             }
         }
-        // The pod's other containers may have what the last processes held, once they and their files are
-        // gone.
+        // The pod's other containers can use the memory of the last processes once they and their files are gone.
         let until = self.now() + LONGEST_END;
         loop {
-            let is_shared = is_in_use(&self.peer.holdings.budget).unwrap_or(true); // by others than this one
+            let is_shared = is_in_use(&self.peer.holdings.budget).unwrap_or(true); // by other containers
             if self.supervisor.end(is_shared) || self.now() >= until {
                 break;
             }
@@ -181,7 +180,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes a listener from the keeper, and says so.
+    /// Takes a listener from the keeper, and confirms it.
     fn add_listener(&mut self) {
         let Some(link) = &self.peer.link else { return };
         match receive_descriptor(link) {
@@ -195,7 +194,7 @@ impl Worker {
         }
     }
 
-    /// When the next look is due; none while there is no client.
+    /// Returns when the next check is due; `None` while there is no client.
     fn next_look(&self) -> Option<u64> {
         let regular = self.supervisor.has_clients().then_some(self.next_look);
         let due = self.supervisor.look_due().map(|due| due.max(self.look_not_before));
@@ -244,7 +243,7 @@ impl Worker {
         let (errno, lets_through) = match answer {
             Answer::Done => (None, false),
             Answer::Fail(errno) => (Some(errno), false),
-            // It has ended, so that nobody hears this. What was not performed is never let through.
+            // The program has ended, so it never sees this answer. A call that was not performed is never let through.
             Answer::Gone => (Some(Errno::EINTR), false),
             Answer::LetThrough => (None, true),
         };
@@ -265,7 +264,7 @@ impl Worker {
             Err(_) if !sys::is_valid(program.listener.as_fd(), id) => return Answer::Gone,
             Err(_) => return Answer::Fail(Errno::EPERM),
         };
-        // Only now is it certain that thread and descriptor are those that the notification speaks of.
+        // Only now is it certain that the notification refers to this thread and descriptor.
         if !sys::is_valid(program.listener.as_fd(), id) {
             return Answer::Gone;
         }
@@ -273,15 +272,14 @@ impl Worker {
         let number = command.to_le_bytes()[0];
         let call = Call { number, size, address, thread: tid, process, fd, at };
         match (kind, file) {
-            // A plain number that any other driver may use. Which file the kernel will find there is not
-            // certain.
+            // Any other driver may use this command number, and the kernel may find a different file there.
             _ if command == UVM_MAP_EXTERNAL => self.supervisor.map_external(&call),
             (FileKind::Control | FileKind::Gpu, Some(file)) => self.supervisor.handle(&call, &program, &file),
             _ => Answer::Fail(Errno::ENOTTY),
         }
     }
 
-    /// Goes on with the call that the last worker had received.
+    /// Continues the call that the last worker had received.
     fn resume(&mut self) {
         let notification = Notification::read(self.supervisor.journal.notification());
         if notification.id == 0 {
@@ -294,7 +292,7 @@ impl Worker {
         let restarts = self.supervisor.journal.count_restart();
         let delays = if self.touch.has_delayed() { self.supervisor.journal.count_delay() } else { 0 };
         if let Step::Allocating { client, handle } = self.supervisor.journal.step() {
-            // Whether RM had done it or not: it is undone, and done again.
+            // Whether RM had performed it or not: undo it, and do it again.
             if let Ok((Some(file), ..)) = self.supervisor.processes.take(notification.tid, notification.fd) {
                 let manager = &mut self.supervisor.manager;
                 let _ = free_object(manager, &file, client, twin_of(handle));
@@ -304,7 +302,7 @@ impl Worker {
             }
         }
         if delays >= MOST_DELAYS || restarts >= MOST_RESTARTS {
-            // The program's memory holds up whoever touches it.
+            // The program's memory delays any process that touches it.
             let to = self.peer.holdings.listeners[listener].as_fd();
             let _ = sys::send(to, notification.id, Some(Errno::EFAULT), false);
             return self.supervisor.journal.finish();

@@ -5,8 +5,8 @@ use super::Era;
 /// How a class takes device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A client, the root of all its objects. It belongs to the process that makes it, so that nobody else
-    /// may.
+    /// A client, the root of all its objects. It belongs to the process that makes it, so no other process may make
+    /// it.
     Client,
     /// NV01_DEVICE_0.
     Device,
@@ -22,7 +22,7 @@ pub enum Kind {
     ChannelGroup,
     /// A channel of any GPU generation.
     Channel,
-    /// An object that keeps a duplicate of memory which it is given.
+    /// An object that keeps a duplicate of memory passed to it.
     Duplicator,
     /// Any other class.
     Other,
@@ -45,15 +45,14 @@ impl Class {
     pub const HOST_MEMORY: Self = Self(0x3e);
     /// NV50_MEMORY_VIRTUAL.
     pub const VIRTUAL_RANGE: Self = Self(0x50a0);
-    /// Size in bytes of a device's parameters (NV0080_ALLOC_PARAMETERS), of which the first u32 is its
-    /// number.
+    /// Size in bytes of a device's parameters (NV0080_ALLOC_PARAMETERS). The first u32 is the device number.
     pub const DEVICE_PARAMETERS: usize = 56;
-    /// hClientShare of a device's parameters, u32: whose address space it shares.
+    /// hClientShare of a device's parameters, u32: the client that shares its address space with the device.
     pub const DEVICE_SHARE: usize = 4;
     /// Size in bytes of a subdevice's parameters (NV2080_ALLOC_PARAMETERS).
     pub const SUBDEVICE_PARAMETERS: usize = 4;
 
-    /// How it takes device memory.
+    /// Returns how the class takes device memory.
     pub const fn kind(self) -> Kind {
         match self.0 {
             0x0 | 0x1 | 0x41 => Kind::Client,
@@ -72,9 +71,9 @@ impl Class {
         }
     }
 
-    /// Size in bytes of the parameters of a class whose allocation the supervisor performs; `None` for
-    /// classes that it lets through. All of these are flat: the only addresses in them are ones that RM does
-    /// not follow for these classes.
+    /// Returns the size in bytes of the class's parameters if the supervisor performs its allocation, or `None` if it
+    /// lets the allocation through. All of these parameters are flat: RM does not follow the addresses in them for
+    /// these classes.
     pub const fn performed(self, era: &Era) -> Option<usize> {
         match self.kind() {
             Kind::Memory | Kind::VirtualRange => Some(era.memory),

@@ -1,11 +1,11 @@
-//! The structures that changed between releases.
+//! Structures that differ between releases.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::alloc;
 
-/// A driver's version: branch, minor and patch; a version of two numbers has patch 0.
+/// A driver version: branch, minor and patch. A version of two numbers has patch 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(u16, u16, u16);
 
@@ -34,13 +34,13 @@ impl fmt::Display for Version {
     }
 }
 
-/// The sizes and offsets, in bytes, that the drivers from one release on have in common.
+/// Sizes and offsets, in bytes, that apply from one release on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Era {
     first: Version,
     /// Size of NVOS64_PARAMETERS, the long form of an allocation.
     pub long: usize,
-    /// Offset of its flags; `None` where it has none.
+    /// Offset of its flags; `None` if it has none.
     pub long_flags: Option<usize>,
     /// Offset of its status.
     pub long_status: usize,
@@ -76,7 +76,7 @@ const WITH_SIZES: Era = Era {
     short_status: 28,
     ..WITH_FLAGS
 };
-/// A release for developers, which lies before others of its branch and has what later ones have.
+/// A developer release that precedes others of its branch but has the layout of later ones.
 const EARLY_360: Era = Era { first: Version(535, 43, 8), channel: 360, ..WITH_SIZES };
 const AFTER_EARLY: Era = Era { first: Version(535, 54, 3), ..WITH_SIZES };
 const WITH_360: Era = Era { first: Version(535, 86, 5), channel: 360, ..WITH_SIZES };
@@ -86,7 +86,7 @@ const WITH_368: Era = Era { first: Version(570, 86, 15), channel: 368, ..WITH_46
 const WITH_1028: Era =
     Era { first: Version(580, 65, 6), address_space: 56, framebuffer_info: 1028, ..WITH_368 };
 
-/// By first release, oldest first.
+/// Sorted by first release, oldest first.
 const ERAS: [Era; 10] = [
     FIRST,
     WITH_FLAGS,
@@ -100,28 +100,28 @@ const ERAS: [Era; 10] = [
     WITH_1028,
 ];
 
-/// The branches that have been compared. Within a branch nothing changed after its first releases, so a later
-/// release of one of these is known too; one of any other branch is not.
+/// Branches that have been compared. Within a branch nothing changed after its first releases, so later releases of
+/// these branches are known too. Other branches are unknown.
 const BRANCHES: [u16; 15] = [515, 520, 525, 530, 535, 545, 550, 555, 560, 565, 570, 575, 580, 590, 595];
 
 impl Era {
-    /// The era of the driver `version`; `None` for a driver that nobody has compared.
+    /// Returns the era of driver `version`, or `None` if its branch has not been compared.
     pub fn for_version(version: Version) -> Option<&'static Self> {
         let is_compared = BRANCHES.contains(&version.0);
         ERAS.iter().rev().find(|era| is_compared && era.first <= version)
     }
 
-    /// All that are known.
+    /// Returns all known eras.
     pub const fn all() -> &'static [Self] {
         &ERAS
     }
 
-    /// Whether RM takes an allocation of `size` bytes.
+    /// Whether RM accepts an allocation of `size` bytes.
     pub fn has_alloc_size(&self, size: usize) -> bool {
         size == alloc::SHORT || size == self.long
     }
 
-    /// Offset of the status in an allocation of `size` bytes.
+    /// Returns the offset of the status in an allocation of `size` bytes.
     pub fn alloc_status(&self, size: usize) -> usize {
         if size == self.long { self.long_status } else { self.short_status }
     }

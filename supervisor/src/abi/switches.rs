@@ -1,7 +1,6 @@
-//! The card's record of context switches, and the buffer in which RM hands it out: the same in all eras.
+//! The card's record of context switches, and the buffer in which RM hands it out. They are the same in all eras.
 
-/// NV_ESC_RM_MAP_MEMORY with nv_ioctl_nvos33_parameters_with_fd, which prepares an open file of nvidiactl for
-/// mmap(2).
+/// NV_ESC_RM_MAP_MEMORY with nv_ioctl_nvos33_parameters_with_fd, which prepares an open file of nvidiactl for mmap(2).
 pub mod map {
     /// Number of the call.
     pub const NUMBER: u8 = 0x4e;
@@ -9,7 +8,7 @@ pub mod map {
     pub const SIZE: usize = 56;
     /// hClient, u32.
     pub const CLIENT: usize = 0;
-    /// hDevice, u32: the client, for memory without a device.
+    /// hDevice, u32. For memory without a device this is the client.
     pub const DEVICE: usize = 4;
     /// hMemory, u32.
     pub const MEMORY: usize = 8;
@@ -19,13 +18,13 @@ pub mod map {
     pub const STATUS: usize = 40;
     /// flags, u32.
     pub const FLAGS: usize = 44;
-    /// The flag for a mapping that is read alone.
+    /// The flag for a read-only mapping.
     pub const READ_ONLY: u32 = 1;
-    /// fd, u32: the file that is mapped.
+    /// fd, u32: the file to map.
     pub const FD: usize = 48;
 }
 
-/// NV01_MEMORY_DEVICELESS with NV_MEMORY_ALLOCATION_PARAMS, whose size is an era's: memory of the host's.
+/// NV01_MEMORY_DEVICELESS with NV_MEMORY_ALLOCATION_PARAMS, whose size is in `Era`: host memory.
 pub mod host_memory {
     use super::super::Class;
 
@@ -60,7 +59,7 @@ pub mod buffer {
     /// hRecordBuffer, u32.
     pub const RECORD_MEMORY: usize = 64;
 
-    /// NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS: whether, u8, and flags, u32.
+    /// NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS: an enable flag, u8, and flags, u32.
     pub const ENABLE: u32 = 0x90cd_0101;
     /// Size of its parameters.
     pub const ENABLE_SIZE: usize = 8;
@@ -68,7 +67,7 @@ pub mod buffer {
     pub const ENABLE_FLAGS: usize = 4;
     /// NV_EVENT_BUFFER_FLAG_OVERFLOW_POLICY_KEEP_OLDEST.
     pub const KEEP_OLDEST: u32 = 1;
-    /// NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET: how far the records have been read, u32.
+    /// NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET: index of the next record to read, u32.
     pub const UPDATE_GET: u32 = 0x90cd_0102;
     /// Size of its parameters.
     pub const UPDATE_GET_SIZE: usize = 8;
@@ -84,9 +83,9 @@ pub mod header {
     pub const DROPPED: usize = 16;
 }
 
-/// NV_EVENT_BUFFER_RECORD with NV_EVENT_BUFFER_FECS_RECORD_V2 behind its own header.
+/// NV_EVENT_BUFFER_RECORD with NV_EVENT_BUFFER_FECS_RECORD_V2 after its header.
 pub mod record {
-    /// Size of the header, in which type, u16, is at 0.
+    /// Size of the header. Its type, u16, is at 0.
     pub const HEADER: usize = 8;
     /// Its size.
     pub const SIZE: usize = HEADER + 24;
@@ -98,28 +97,28 @@ pub mod record {
     pub const SEQUENCE: usize = HEADER + 2;
     /// context_id, u32.
     pub const CONTEXT: usize = HEADER + 4;
-    /// pid, u32, in the machine's own namespace.
+    /// pid, u32, in the host's namespace.
     pub const PID: usize = HEADER + 8;
     /// timestamp, u64: nanoseconds of the card's clock.
     pub const TIME: usize = HEADER + 16;
 
-    /// NV_EVENT_BUFFER_FECS_CTXSWTAG_CTXSW_REQ_BY_HOST, which tells nothing of who has it.
+    /// NV_EVENT_BUFFER_FECS_CTXSWTAG_CTXSW_REQ_BY_HOST, which does not say which context has the engine.
     pub const OTHER: u8 = 1;
     /// NV_EVENT_BUFFER_FECS_CTXSWTAG_SIMPLE_START: a context has the engine from now on.
     pub const START: u8 = 6;
-    /// NV_EVENT_BUFFER_FECS_CTXSWTAG_SIMPLE_END: it has no more.
+    /// NV_EVENT_BUFFER_FECS_CTXSWTAG_SIMPLE_END: the context has left the engine.
     pub const END: u8 = 7;
     /// NV_EVENT_BUFFER_FECS_CTXSWTAG_ENGINE_RESET.
     pub const RESET: u8 = 0xfe;
 }
 
-/// NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2: whose switches go to which buffer.
+/// NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2: directs a user's switches to a buffer.
 pub mod bind {
     /// Its number.
     pub const COMMAND: u32 = 0x2080_1238;
-    /// Size of its parameters, in which hEventBuffer, u32, is at 0.
+    /// Size of its parameters. hEventBuffer, u32, is at 0.
     pub const SIZE: usize = 24;
-    /// recordSize, u32: that of the record without its header.
+    /// recordSize, u32: size of the record without its header.
     pub const RECORD_SIZE: usize = 4;
     /// levelOfDetail, u32.
     pub const DETAIL: usize = 8;

@@ -1,4 +1,4 @@
-//! The interface beside what a C compiler printed of NVIDIA's own headers, for 23 releases.
+//! Compares the interface with a table that a C compiler printed from NVIDIA's own headers, for 23 releases.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use super::*;
 const VALUES: &str = include_str!("../../fixtures/abi.tsv");
 const CLASSES: &str = include_str!("../../fixtures/classes.tsv");
 
-/// This code's values, by the headers' names.
+/// Lists this code's values by their names in the headers.
 fn values(era: &Era) -> Vec<(&'static str, usize)> {
     let word = |value: u32| value as usize;
     let flags = era.long_flags.map(|flags| ("offsetof(NVOS64_PARAMETERS, flags)", flags));

@@ -1,4 +1,4 @@
-//! Allocations by class.
+//! Allocations, by class.
 
 use nix::errno::Errno;
 
@@ -9,37 +9,37 @@ use crate::handles::Handles;
 use crate::journal::Step;
 use crate::manager::{Manager, Pointed, free_object};
 
-/// The largest parameters of a class that is performed.
+/// The largest parameters of a class that the supervisor allocates.
 const MOST_PARAMETERS: usize = 368;
 
-/// Device memory of a channel group in bytes, on a graphics and compute engine: its context buffers. An H200
-/// with driver 580 takes these 4,416 KiB.
+/// Device memory of a channel group on a graphics and compute engine, in bytes: its context buffers. An H200 with
+/// driver 580 takes these 4,416 KiB.
 const COMPUTE_GROUP: u64 = 69 * memory::PIECE;
-/// The same on a copy engine. A context of libcuda's takes 3.1 MiB beside what is charged for its objects,
-/// and has three such groups.
+/// Device memory of a channel group on a copy engine, in bytes. A context of libcuda takes 3.1 MiB more than the
+/// charges for its objects, and has three such groups.
 pub(super) const COPY_GROUP: u64 = 16 * memory::PIECE;
 /// Device memory of a channel, in bytes: its instance block.
 const CHANNEL: u64 = memory::PIECE;
 /// Device memory of an address space, in bytes: its three upper page directories.
 const ADDRESS_SPACE: u64 = 3 * memory::PIECE;
 
-/// Bytes that the driver's page allocator takes above `bytes`.
+/// Returns the bytes that the driver's page allocator takes above `bytes`.
 pub(super) fn padding(bytes: u64) -> u64 {
     bytes.next_multiple_of(memory::PIECE) - bytes
 }
 
-/// Bytes that a channel group on an engine takes when it is made.
+/// Returns the bytes that a channel group on an engine takes when it is made.
 fn channel_group_cost(engine: u32) -> u64 {
     if channel_group::COPIES.contains(&engine) { COPY_GROUP } else { COMPUTE_GROUP }
 }
 
-/// Bytes of the tables above those, where a small range lies by itself.
+/// Bytes of the tables above those, for a small range that shares them with no other.
 const FEWEST_TABLES: u64 = 16 << 10;
 
-/// Bytes of page tables that a range of virtual memory takes when it is made.
+/// Returns the bytes of page tables that a range of virtual memory takes when it is made.
 pub(super) fn page_tables(flags: u32, bytes: u64) -> u64 {
-    // An entry of 8 bytes for each page of 4 KiB, one for each of 64 KiB, and one of 16 bytes for each 2 MiB:
-    // of 1 TiB these are the 2,184 MiB that an H200 takes.
+    // An entry of 8 bytes per page of 4 KiB, another per 64 KiB, and one of 16 bytes per 2 MiB. For 1 TiB that makes
+    // the 2,184 MiB that an H200 takes.
     let bytes = bytes.checked_next_multiple_of(2 << 20).unwrap_or(bytes);
     let tables = bytes / 512 + bytes / 8192 + bytes / 131_072 + FEWEST_TABLES;
     if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 { tables } else { 0 }
@@ -100,7 +100,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             Kind::Channel => object.cost = self.channel_cost(client, parent),
             _ => {}
         }
-        // RM would say so too, unless it does not know the object any more: then its bytes must not get lost.
+        // RM would report the same, unless it no longer knows the object: then the object's bytes must not get lost.
         if asked != 0 && self.books.get(client, asked).is_some() {
             return self.refuse(program, status_at, Status::DUPLICATE);
         }
@@ -166,22 +166,22 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.keep_if_received(&object, answer, call, file)
     }
 
-    /// Notes devices and subdevices that a program makes, by which RM can be asked later. The call has not
-    /// happened yet, and may do something else: what the books know already is not touched.
+    /// Records devices and subdevices that a program makes, to query RM through them later. The call has not happened
+    /// yet and may turn into another one, so existing entries stay as they are.
     fn note_hint(&mut self, structure: &[u8], class: Class, call: &Call, file: &M::File) {
-        // A program may name what it likes; room for what RM has made, and for sums, is left.
+        // A program may name anything; keep room for objects that RM has made, and for sums.
         if !self.books.has_room() {
             return;
         }
         let word = |at| u32_at(structure, at);
         let (client, handle, parent) = (word(alloc::CLIENT), word(alloc::HANDLE), word(alloc::PARENT));
-        // Whatever it seems to be, it may become a client.
+        // Whatever the call seems to be, it may make a client.
         let _ = self.books.note_maker(call.process);
         let is_hint = matches!(class.kind(), Kind::Device | Kind::Subdevice);
         if is_hint && client != 0 {
             self.note_client(client, call);
         }
-        // RM has one subdevice for each device, so that ours makes way.
+        // RM has one subdevice per device, so ours must go.
         if class.kind() == Kind::Subdevice
             && let Some(own) = self.own_subdevice_of(client, parent)
             && free_object(&mut self.manager, file, client, own).is_ok()
@@ -197,14 +197,14 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// The supervisor's own subdevice below a device.
+    /// Returns the supervisor's own subdevice below a device.
     fn own_subdevice_of(&self, client: u32, device: u32) -> Option<u32> {
         let known = self.books.subdevice_of(client, device).map(|known| known.handle);
         known.or_else(|| self.timekeepers_subdevice(client, device)).filter(|handle| Handles::is_own(*handle))
     }
 
-    /// Charges a channel, which is let through. Whether RM makes it is not known, and where RM chooses the
-    /// handle, neither is that: the charge ends with what it lies below.
+    /// Charges a channel whose call is let through. The supervisor does not know whether RM makes it, nor its handle
+    /// if RM chooses that. The charge therefore ends with the channel's parent.
     fn charge_channel(&mut self, structure: &[u8], call: &Call, file: &M::File) -> Result<(), Status> {
         let word = |at| u32_at(structure, at);
         let (client, parent, asked) = (word(alloc::CLIENT), word(alloc::PARENT), word(alloc::HANDLE));
@@ -227,20 +227,20 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.books.add(&object).map_err(|_| Status::INSUFFICIENT_RESOURCES)
     }
 
-    /// What RM takes for a channel. It makes a group for one that has none.
+    /// Returns the bytes that RM takes for a channel. RM makes a group for a channel without one.
     fn channel_cost(&self, client: u32, parent: u32) -> u64 {
         let group = self.books.get(client, parent).filter(|above| above.class.kind() == Kind::ChannelGroup);
         if group.is_some() { CHANNEL } else { CHANNEL + COMPUTE_GROUP }
     }
 
-    /// Finds the GPU of a new object and charges what it will take. RM's refusal of its parent counts as its
-    /// own.
+    /// Finds the GPU of a new object and charges the bytes that it will take. If RM refuses its parent, that refusal
+    /// is the result.
     pub(super) fn charge(&mut self, object: &mut Object, call: &Call, file: &M::File) -> Result<(), Status> {
         if !self.books.has_room() {
             return Err(Status::INSUFFICIENT_RESOURCES);
         }
         let gpu = self.place_of(object, call, file)?;
-        // A duplicate lies where its source does.
+        // A duplicate lies on the GPU of its source.
         if *object.gpu.get_or_insert(gpu) != gpu {
             return Err(Status::INVALID_ARGUMENT);
         }
@@ -254,18 +254,18 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if fits { Ok(()) } else { Err(Status::NO_MEMORY) }
     }
 
-    /// Takes back what [`Self::charge`] charged.
+    /// Undoes [`Self::charge`].
     pub(super) fn uncharge(&mut self, object: &Object) {
         if let Some(gpu) = object.gpu {
             self.settle_budget(gpu);
         }
     }
 
-    /// Enters an object that RM has made. One that is above the limit by RM's own rounding is freed at once,
-    /// and memory that RM counts for nobody of the container's.
+    /// Adds an object that RM has made to the books. Frees it at once if RM's own rounding puts it above the limit, or
+    /// if RM counts its memory for no process of the container.
     ///
     /// # Errors
-    /// The status that the program gets in place of the object.
+    /// The status to return to the program in place of the object.
     pub(super) fn enter(&mut self, object: &Object, call: &Call, file: &M::File) -> Result<(), Status> {
         let Some(gpu) = object.gpu else { return Ok(()) };
         self.note_client(object.client, call);
@@ -282,8 +282,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Err(status)
     }
 
-    /// Takes back an object that the program does not know of, since it ended or has no memory for the
-    /// answer.
+    /// Frees an object if the program did not receive it, because it ended or has no memory for the answer.
     pub(super) fn keep_if_received(
         &mut self,
         object: &Object,

@@ -1,4 +1,4 @@
-//! Channels on compute engines: which there are, and what programs may do to them.
+//! Channels on compute engines, and the program's calls on them.
 
 use gpushare_schedule::controller::Running;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::books::{Gpu, MOST_GPUS, Object};
 use crate::engine::{Engine, Maker, Seat};
 use crate::manager::Manager;
 
-/// The container's part of each GPU's engine, which those share who decide about calls and who keep time.
+/// The container's part of each GPU's engine. The call handler and the timekeepers share it.
 pub struct Engines<F>(Arc<[Mutex<Engine<F>>]>);
 
 impl<F> Clone for Engines<F> {
@@ -26,28 +26,27 @@ impl<F> Default for Engines<F> {
 }
 
 impl<F> Engines<F> {
-    /// A GPU's engine. Nobody else may use it meanwhile.
+    /// Locks a GPU's engine.
     pub fn on(&self, gpu: Gpu) -> MutexGuard<'_, Engine<F>> {
         self.0[gpu].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those of all GPUs.
+    /// Locks the engines of all GPUs, one after the other.
     pub(super) fn all(&self) -> impl Iterator<Item = (Gpu, MutexGuard<'_, Engine<F>>)> {
         (0..self.0.len()).map(|gpu| (gpu, self.on(gpu)))
     }
 }
 
-/// How a container's compute is held.
+/// The state that enforces a container's compute share.
 pub struct Compute<F> {
-    /// Its channels.
+    /// Engines with the container's channels.
     pub engines: Engines<F>,
-    /// Tells who keeps a GPU's time that something has changed.
+    /// Notifies a GPU's timekeeper that something has changed.
     pub wake: Box<dyn Fn(Gpu)>,
 }
 
 impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
-    /// The same, which holds the container's compute as well: channels of its compute engines run by a
-    /// schedule.
+    /// Also enforces the container's compute share: channels of its compute engines run by a schedule.
     #[must_use]
     pub fn holding_compute(mut self, compute: Compute<M::File>) -> Self {
         self.compute = Some(compute);
@@ -61,15 +60,15 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         self
     }
 
-    /// Whether channels are performed.
+    /// Whether the supervisor performs channel allocations.
     pub(super) fn holds_compute(&self) -> bool {
         self.compute.is_some()
     }
 
-    /// Gives a new channel its place in the schedule, which decides whether it runs.
+    /// Adds a new channel to the schedule, which decides whether it runs.
     ///
     /// # Errors
-    /// The status that the program gets in place of a channel that could not be stopped.
+    /// The status to return to the program if the channel could not be stopped.
     pub(super) fn schedule(&mut self, channel: &Object, call: &Call, file: &M::File) -> Result<(), Status> {
         let copy = self.manager.copy(file).filter(|_| self.processes.watch(call.process).is_some());
         if copy.is_none() {
@@ -78,7 +77,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         if !self.is_scheduled(channel) {
             self.confirm_owner(channel, call, file);
         }
-        // Its work would be nobody's in the card's own record. Libraries leave their clients to nobody.
+        // The card's own record would not attribute its work to any process. Libraries never leave their clients to
+        // other processes.
         let owner = self.books.client(channel.client).and_then(|client| client.owner);
         let lives = || owner.is_some_and(|owner| self.processes.lives(owner.pid));
         if self.maker_of(channel.client).has_ended(|_| !lives()) {
@@ -119,14 +119,14 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         (compute.wake)(gpu);
     }
 
-    /// Whether the channel's client is in the schedule of its GPU: a copy of its file keeps it, so that its
-    /// handle is no other client's.
+    /// Whether the schedule of its GPU contains the channel's client. A copy of the client's file keeps the client
+    /// alive, so no other client can get its handle.
     fn is_scheduled(&self, channel: &Object) -> bool {
         let Some((compute, gpu)) = self.compute.as_ref().zip(channel.gpu) else { return false };
         compute.engines.on(gpu).has_client(channel.client)
     }
 
-    /// The process that made a client.
+    /// Returns the process that made a client.
     fn maker_of(&self, client: u32) -> Maker<M::File> {
         let Some(owner) = self.books.client(client).and_then(|client| client.owner) else {
             return Maker::Unknown;
@@ -139,7 +139,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Takes note that it is known who made a client.
+    /// Passes the now known maker of a client to the engines.
     pub(super) fn tell_engines_maker(&mut self, client: u32) {
         let Some(compute) = &self.compute else { return };
         for (gpu, mut engine) in compute.engines.all().filter(|(_, engine)| engine.has_client(client)) {
@@ -148,7 +148,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Performs what frees `tree`, and what else is below `handle`, while nobody stops or starts channels.
+    /// Runs a call that frees `tree` and whatever else is below `handle`, while no timekeeper stops or starts
+    /// channels.
     pub(super) fn freeing<E>(
         &mut self,
         (client, handle): (u32, u32),
@@ -172,12 +173,12 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         Ok(status)
     }
 
-    /// The subdevice by which a client's channels are stopped.
+    /// Returns the subdevice through which a client's channels are stopped.
     pub(super) fn timekeepers_subdevice(&self, client: u32, device: u32) -> Option<u32> {
         self.compute.as_ref()?.engines.all().find_map(|(_, engine)| engine.subdevice(client, device))
     }
 
-    /// Takes note of what became of a client's subdevices: `old` is gone, `new` is there in its place.
+    /// Records a change of a client's subdevices: `old` is gone, and `new` replaces it.
     pub(super) fn note_subdevice(&mut self, client: u32, device: u32, old: Option<u32>, new: Option<u32>) {
         let Some(compute) = &self.compute else { return };
         for (_, mut engine) in compute.engines.all() {
@@ -186,8 +187,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Whether a program's call that lets a group or a channel run may be done: the schedule knows it, and
-    /// has not stopped it since it first ran.
+    /// Whether to perform a program's call that lets a group or a channel run. The schedule must know it, and must not
+    /// have stopped it since it first ran.
     pub(super) fn may_begin(&self, client: u32, handle: u32) -> bool {
         let Some(engines) = self.engines() else { return true };
         let mut knows = false;
@@ -199,7 +200,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         knows && !is_stopped
     }
 
-    /// Stops channels anew that should not run.
+    /// Stops channels again that should not run.
     pub(super) fn stop_again(&mut self) {
         let Some(engines) = self.engines() else { return };
         for (_, mut engine) in engines.all().filter(|(_, engine)| !engine.is_empty()) {
@@ -211,7 +212,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Takes note that a program may have started channels of its own.
+    /// Records that a program may have started channels of its own.
     pub(super) fn disturb(&mut self) {
         let Some(compute) = &self.compute else { return };
         for (gpu, mut engine) in compute.engines.all() {
@@ -222,7 +223,7 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// The container's engines, if its compute is held.
+    /// Returns the container's engines, if the supervisor enforces its compute share.
     pub(super) fn engines(&self) -> Option<Engines<M::File>> {
         self.compute.as_ref().map(|compute| compute.engines.clone())
     }

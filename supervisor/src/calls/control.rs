@@ -1,4 +1,4 @@
-//! Control calls. Nearly all are let through.
+//! Control calls. The supervisor lets nearly all of them through.
 
 use nix::errno::Errno;
 
@@ -9,7 +9,7 @@ use crate::abi::{Class, SCHEDULINGS, Status, control, number, put, u32_at, u64_a
 use crate::engine;
 use crate::manager::{Manager, Pointed, devices};
 
-/// The largest parameters of a control call that is performed.
+/// The largest parameters of a control call that the supervisor performs.
 const MOST_PARAMETERS: usize = LISTS[0].size;
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
@@ -24,21 +24,20 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         if self.holds_compute() {
             if SCHEDULINGS.contains(&command) {
-                // Slices and levels are given by the schedule. A program is told that it has what it asked
-                // for.
+                // The schedule sets slices and levels. Report success to the program.
                 return self.refuse(program, call.address + control::STATUS as u64, Status::OK);
             }
             if SCHEDULE.contains(&command) {
                 return self.begin_scheduling(structure, call, program, file);
             }
-            // It may become a call that starts channels, while it is looked at.
+            // It may turn into a call that starts channels after this check.
             self.disturb();
         }
         self.let_through(call, control::EXPORTS.contains(&command))
     }
 
-    /// Whether a client is the container's. The books have whatever a program has named, so RM is asked: a
-    /// client answers on the file alone on which it was made.
+    /// Whether a client belongs to the container. The books hold any handle that a program has named, so query RM: a
+    /// client answers only on the file on which it was made.
     fn is_own_client(&mut self, client: u32, file: &M::File) -> bool {
         if devices(&mut self.manager, file, client).is_some() {
             return true;
@@ -50,7 +49,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         file.is_some_and(|file| devices(&mut self.manager, &file, client).is_some())
     }
 
-    /// Performs a call that lets channels run for the first time, after which the schedule decides.
+    /// Performs a call that lets channels run for the first time. The schedule decides from then on.
     fn begin_scheduling(
         &mut self,
         mut structure: [u8; control::SIZE],
@@ -72,7 +71,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if !program.waits() {
             return Answer::Gone;
         }
-        // One that the schedule has stopped runs when that says so, and one that it does not know never.
+        // A channel that the schedule has stopped runs when the schedule says so. An unknown channel never runs.
         if !self.may_begin(u32_at(&structure, control::CLIENT), u32_at(&structure, control::OBJECT)) {
             return self.refuse(program, status_at, Status::OK);
         }
@@ -85,7 +84,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         give_back(program, &[(call.address, &structure), (parameters_at, parameters)])
     }
 
-    /// Performs a call that stops or starts channels, if all of them are the container's.
+    /// Performs a call that stops or starts channels, if all of them belong to the container.
     fn stop_channels(
         &mut self,
         list: &List,
@@ -129,8 +128,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let mut its = engines.iter().filter(|engine| engine.has(*client, *channel));
             its.next().is_some_and(|engine| !engine.has_stopped(*client, *channel))
         };
-        // These are started when the schedule says so, and those that it does not know never: their process
-        // has ended.
+        // The schedule starts these later. It never starts those that it does not know, because their process has
+        // ended.
         let is_held = !engines.is_empty();
         let is_later = |one: &(u32, u32)| runs && is_held && !may_run(one);
         let later: Vec<(u32, u32)> = named.iter().copied().filter(is_later).collect();

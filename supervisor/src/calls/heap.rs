@@ -1,4 +1,4 @@
-//! VID_HEAP_CONTROL: allocations and frees in the way of older drivers.
+//! VID_HEAP_CONTROL: allocations and frees as older drivers made them.
 
 use nix::errno::Errno;
 
@@ -10,7 +10,7 @@ use crate::handles::Handles;
 use crate::journal::Step;
 use crate::manager::Manager;
 
-/// Where an allocating function has its fields.
+/// Offsets of the fields of an allocating function.
 struct Layout {
     attributes: usize,
     size: usize,
@@ -34,7 +34,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return Answer::Fail(Errno::EFAULT);
         }
         let function = u32_at(&structure, heap::FUNCTION);
-        // Both free any object, of whatever class.
+        // Both free objects of any class.
         if let heap::FREE | heap::HW_FREE = function {
             let at = if function == heap::FREE { heap::HANDLE } else { heap::HW_HANDLE };
             let object = (u32_at(&structure, heap::CLIENT), u32_at(&structure, at));
@@ -117,9 +117,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.keep_if_received(&object, answer, call, file)
     }
 
-    /// Functions that allocate and free nothing. Let through they could become others while they are looked
-    /// at, so they are performed. Those that carry addresses of the program's are refused: CUDA calls none of
-    /// them.
+    /// Performs functions that allocate and free nothing. If let through, they could turn into others after the check.
+    /// Functions that carry addresses of the program are refused: CUDA calls none of them.
     fn other(&mut self, call: &Call, structure: &mut [u8], program: &impl Program, file: &M::File) -> Answer {
         let function = u32_at(structure, heap::FUNCTION);
         if !heap::HARMLESS.contains(&function) {

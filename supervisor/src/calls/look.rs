@@ -1,26 +1,27 @@
-//! RM's own figures beside the books: what went past the supervisor, what ended, and what is gone.
+//! Compares RM's own figures with the books, to find memory that bypassed the supervisor, processes that ended, and
+//! memory that is gone.
 
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Class, Kind, memory};
 use crate::books::{Gpu, MOST_GPUS, Object, Sums};
 use crate::manager::{Figure, Manager, Subdevice, ask_by_own_client, devices, is_unused};
 
-/// Memory that RM counts for a container and that was never performed: a call was changed while it was let
-/// through.
+/// Memory that RM counts for a container without the supervisor having allocated it: a program changed a call after it
+/// was let through.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Race {
     /// The GPU.
     pub gpu: Gpu,
     /// How many bytes.
     pub bytes: u64,
-    /// The process that RM counts most of it for, and those that were let allocate since the last look. A
-    /// client may be another process's than the one that calls.
+    /// The process for which RM counts most of it, and those whose allocations were let through since the last check.
+    /// A client may belong to another process than the caller.
     pub processes: Vec<u32>,
     /// Whether the lease is above its limit now.
     pub is_above: bool,
 }
 
-/// How many questions are asked before anything counts as gone: who does not know their order guesses it once
+/// How many queries to make before anything counts as gone. An attacker who does not know their order guesses it once
 /// in 2^30 times.
 const QUESTIONS: usize = 32;
 
@@ -32,24 +33,24 @@ fn ended(tracked: &[(u32, bool)]) -> Vec<u32> {
     tracked.iter().filter(|(_, lives)| !lives).map(|(pid, _)| *pid).collect()
 }
 
-/// How many forgotten processes a look asks for.
+/// How many forgotten processes one check covers.
 const MOST_FORGOTTEN: usize = 200;
 
-/// Bytes up to which what a race took may be many small pieces.
+/// Size up to which a race may consist of many small pieces, in bytes.
 const SMALL: u64 = 1 << 20;
 /// The least that RM counts for an object, in bytes.
 const PAGE: u64 = 4096;
 
-/// How many subdevices are tried before RM counts as silent.
+/// How many subdevices to try before RM counts as silent.
 const TRIES: usize = 8;
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
-    /// Compares RM's figures with the books of every GPU. What RM counts more is charged and returned.
+    /// Compares RM's figures with the books on every GPU. Charges and returns the excess.
     pub fn look(&mut self) -> Vec<Race> {
         self.look_at = None;
         let mut races = Vec::new();
         self.find_left_behind();
-        // Asked before the figures that are to tell of them.
+        // Query the processes before the figures that cover them.
         let tracked = self.processes.tracked();
         let mut gone = ended(&tracked);
         for gpu in self.budget.gpus() {
@@ -60,7 +61,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             if self.blind[gpu] {
                 gone.clear();
             }
-            // The lease's other containers wait for what is gone.
+            // The lease's other containers wait for memory to be released.
             self.forget_gone(gpu, None, 0);
         }
         for pid in gone {
@@ -71,12 +72,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         races
     }
 
-    /// Whether there is anything to look at.
+    /// Whether there is anything to check.
     pub fn has_clients(&self) -> bool {
         !self.books.is_empty() || self.is_blind() || (0..MOST_GPUS).any(|gpu| self.budget.own(gpu) > 0)
     }
 
-    /// Knows forgotten processes again for which RM counts something: others have their files.
+    /// Tracks forgotten processes again if RM counts something for them: other processes have their files.
     fn find_left_behind(&mut self) {
         let pids = self.processes.forgotten(MOST_FORGOTTEN);
         for gpu in self.budget.gpus().filter(|_| !pids.is_empty()).collect::<Vec<_>>() {
@@ -86,7 +87,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// What RM counts more on a GPU than the books do. It is charged.
+    /// Finds and charges the bytes by which RM's count on a GPU exceeds the books.
     fn race(&mut self, gpu: Gpu, figures: &[(u32, Figure)]) -> Option<Race> {
         let mut more = total(figures).saturating_sub(self.books.sums(gpu).counted());
         if more > 0 {
@@ -100,7 +101,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return None;
         }
         let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(more));
-        // RM does not say in how many pieces, of which each takes a whole one of the card's.
+        // RM does not report the number of pieces, and each takes a whole piece of the card's.
         if more <= SMALL {
             let _ = self.books.orphan(gpu, (memory::PIECE / PAGE - 1) * more);
         }
@@ -116,16 +117,15 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let is_above = is_above(self);
         let was_raced = std::mem::replace(&mut self.raced[gpu], is_above);
         if is_above && (was_raced || !self.prove(&processes)) {
-            // Those have ended, or made no call to this worker: others have the file of the client, and so
-            // its memory.
+            // Those have ended, or made no call to this worker. Other processes have the client's file, and so its
+            // memory.
             processes = self.processes.tracked().into_iter().filter(|one| one.1).map(|one| one.0).collect();
             self.prove(&processes);
         }
         (more > 0 || !processes.is_empty()).then_some(Race { gpu, bytes: more, processes, is_above })
     }
 
-    /// Proves processes to be the container's by the files of its clients that they have. Returns whether any
-    /// is.
+    /// Marks processes as belonging to the container if they hold files of its clients. Returns whether any does.
     fn prove(&mut self, processes: &[u32]) -> bool {
         for client in self.books.clients().collect::<Vec<_>>() {
             if processes.contains(&client.process)
@@ -138,16 +138,16 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         processes.iter().any(|pid| self.processes.is_proved(*pid))
     }
 
-    /// After the last process: sets what is charged to what RM still counts for the container's processes.
-    /// `is_shared`: other containers of the lease may hold duplicates, so that what is not proved to be gone
-    /// stays charged. Returns whether nothing is.
+    /// Runs after the last process has ended: sets the charge to the bytes that RM still counts for the container's
+    /// processes. `is_shared`: other containers of the lease may hold duplicates, so memory stays charged until it is
+    /// proved to be gone. Returns whether nothing is charged any more.
     pub fn end(&mut self, is_shared: bool) -> bool {
         let gpus: Vec<Gpu> = self.budget.gpus().filter(|gpu| self.budget.own(*gpu) > 0).collect();
         for gpu in gpus {
             match self.ask_all(gpu, None) {
                 Some(_) if is_shared => self.mend(gpu, None),
                 Some(figures) => self.budget.set(gpu, total(&figures).min(self.budget.own(gpu))),
-                // RM says nothing of a GPU that nobody uses.
+                // RM reports nothing for a GPU that is not in use.
                 None if !is_shared => self.budget.set(gpu, 0),
                 None => {}
             }
@@ -155,24 +155,24 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.budget.gpus().all(|gpu| self.budget.own(gpu) == 0)
     }
 
-    /// Before a refusal: takes off the books what is gone from the card.
+    /// Runs before a refusal: removes from the books the memory that is gone from the card.
     ///
-    /// What the card has in use cannot be less than what RM counts for everybody and what is orphaned. Where
-    /// it is, that much of the orphaned is gone. What RM counts for nobody only makes the use seem larger.
+    /// The card's use cannot be less than RM's total count plus the orphaned bytes. If it is, the difference is
+    /// orphaned memory that is gone. Memory that RM counts for no process can only make the use larger.
     pub(super) fn mend(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
         let tracked = self.processes.tracked();
         let figures = self.settle(gpu, &tracked, asked);
-        // What a race took is on the card as well, and the next look finds it.
+        // Memory taken by a race is on the card as well, and the next check finds it.
         let more =
             figures.map_or(0, |figures| total(&figures).saturating_sub(self.books.sums(gpu).counted()));
         self.forget_gone(gpu, asked, more);
         self.settle_budget(gpu);
     }
 
-    /// Takes off what is orphaned and gone from the card, where RM counts `more` than the books.
+    /// Removes orphaned bytes that are gone from the card, if RM counts `more` than the books.
     fn forget_gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>, more: u64) {
         let Sums { orphaned, passed, .. } = self.books.sums(gpu);
-        // What came past the supervisor may be counted twice, or without being on the card.
+        // Memory that bypassed the supervisor may be counted twice, or without being on the card.
         if orphaned == 0 || passed > 0 {
             return;
         }
@@ -181,12 +181,11 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.settle_budget(gpu);
     }
 
-    /// How much of the orphaned bytes the card's use proves to be gone; `None` where RM does not say.
+    /// Returns how many of the orphaned bytes are gone, as proved by the card's use; `None` if RM does not report.
     ///
-    /// Others allocate and free meanwhile, and may do so in step with these questions: what one holds at each
-    /// question for figures and at none for the card's use would pass for something that is gone. So the
-    /// order of the questions is random, each process counts with its smallest figure, and the card with its
-    /// largest use.
+    /// Other processes allocate and free meanwhile, and may do so in step with these queries: memory that one holds at
+    /// each query for figures and at none for the card's use would look like memory that is gone. The order of the
+    /// queries is therefore random, each process counts with its smallest figure, and the card with its largest use.
     fn gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<u64> {
         let orphaned = self.books.sums(gpu).orphaned;
         let pids = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
@@ -197,7 +196,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let mut used = self.used(gpu, asked)?;
         let mut owned: Vec<u64> = vec![u64::MAX; pids.len()];
         for question in 0..QUESTIONS {
-            // Of figures at least once, of the use last.
+            // Query the figures at least once, and the use last.
             let is_of_use =
                 question > 0 && (question == QUESTIONS - 1 || self.handles.random() >> 32 & 1 == 0);
             if is_of_use {
@@ -216,9 +215,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         None
     }
 
-    /// Asks for the processes `tracked`. Where RM counts less than the books do, clients ended with their
-    /// files: as much leaves the books of processes that have ended, or was never an object's. Duplicates may
-    /// live on, so that it counts as orphaned.
+    /// Queries RM for the processes `tracked`. If RM counts less than the books, clients ended with their files. The
+    /// difference leaves the books: it belonged to processes that have ended, or never to an object. Duplicates may
+    /// live on, so it counts as orphaned.
     fn settle(
         &mut self,
         gpu: Gpu,
@@ -229,7 +228,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let pids: Vec<u32> = tracked.iter().map(|(pid, _)| *pid).collect();
         let figures = self.ask(gpu, &pids, &[], asked);
         let sums = self.books.sums(gpu);
-        // A GPU that RM says nothing of may not be in use at all.
+        // A GPU for which RM reports nothing may not be in use at all.
         self.blind[gpu] = figures.is_none() && sums.counted() > 0;
         let figures = figures?;
         let mut missing = sums.counted().saturating_sub(total(&figures));
@@ -248,8 +247,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Some(figures)
     }
 
-    /// Takes the clients of a process that has ended out of the books on a GPU. Of their bytes at most
-    /// `missing` are orphaned; RM counts the rest on, for the process that made the client. Returns what was
+    /// Removes the clients of an ended process from the books on a GPU. At most `missing` of their bytes become
+    /// orphaned; RM still counts the rest for the process that made the client. Returns the bytes that became
     /// orphaned.
     fn settle_process(&mut self, gpu: Gpu, process: u32, missing: u64) -> u64 {
         let mut orphaned = 0u64;
@@ -259,13 +258,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let bytes = on_gpu().map(|object| object.bytes).fold(0, u64::saturating_add);
             let cost = on_gpu().map(|object| object.cost).fold(0, u64::saturating_add);
             let gone = bytes.min(missing - orphaned);
-            // First what stays charged, so that a worker that is killed here leaves too much and not too
-            // little.
+            // Charge first: a worker killed here must leave too much in the books and not too little.
             let _ = self.books.orphan(gpu, gone.saturating_add(cost));
             let _ = self.books.set_passed(gpu, self.books.sums(gpu).passed.saturating_add(bytes - gone));
             orphaned += gone;
             on_gpu().for_each(|object| self.books.remove(object.client, object.handle));
-            // Its channels are still stopped: another process may have the client, and work with it.
+            // Its channels still get stopped: another process may have the client, and work with it.
             let rest = self.books.tree(client, client);
             if rest.iter().all(|object| object.gpu.is_none()) {
                 rest.iter().for_each(|object| self.books.remove(object.client, object.handle));
@@ -274,7 +272,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         orphaned
     }
 
-    /// RM's figures on a GPU of all of the container's processes.
+    /// Returns RM's figures on a GPU for all of the container's processes.
     pub(super) fn ask_all(
         &mut self,
         gpu: Gpu,
@@ -283,7 +281,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.ask_all_but(gpu, &[], asked)
     }
 
-    /// As [`Self::ask_all`], through objects that are not in `freed`.
+    /// Like [`Self::ask_all`], but queries through objects that are not in `freed`.
     pub(super) fn ask_all_but(
         &mut self,
         gpu: Gpu,
@@ -316,14 +314,14 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         used.or_else(|| self.is_unused(gpu).then_some(0))
     }
 
-    /// Whether nobody uses a GPU, so that nobody has memory of it.
+    /// Whether a GPU is unused, so that no process has memory on it.
     fn is_unused(&mut self, gpu: Gpu) -> bool {
         let budget = &self.budget;
         is_unused(&mut self.manager, self.era, |uuid| budget.gpu(uuid) == Some(gpu))
     }
 
-    /// Asks through any subdevice on the GPU whose client can be reached, or through one of our own. `asked`
-    /// is a client whose file is at hand.
+    /// Queries through any subdevice on the GPU whose client can be reached, or through one of our own. `asked` is a
+    /// client whose file is at hand.
     pub(super) fn through<T>(
         &mut self,
         gpu: Gpu,
@@ -365,7 +363,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 });
             }
             let subdevice = Subdevice { file, client: anchor.client, handle };
-            // The program may have made it anew, on another GPU.
+            // The program may have made it again, on another GPU.
             let uuid = subdevice.uuid(&mut self.manager);
             if uuid.is_some_and(|uuid| self.budget.gpu(&uuid) == Some(gpu))
                 && let Some(answer) = question(&subdevice, &mut self.manager)
@@ -373,9 +371,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 owner.into_iter().for_each(|owner| self.processes.prove(owner));
                 return Some(answer);
             }
-            self.books.remove(anchor.client, handle); // it is not there any more
+            self.books.remove(anchor.client, handle); // it no longer exists
         }
-        // A program can leave nothing to ask through. Our own client does not depend on it.
+        // A program can leave no object to query through. Our own client does not depend on the program.
         let (budget, era) = (&self.budget, self.era);
         let is_it = |uuid: &[u8; 16]| budget.gpu(uuid) == Some(gpu);
         ask_by_own_client(&mut self.manager, era, gpu, is_it, question)

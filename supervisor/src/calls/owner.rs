@@ -1,37 +1,38 @@
-//! Whose a client's memory is: RM counts it for the process that made the client, whoever allocates.
+//! Finds the owner of a client's memory. RM counts the memory for the process that made the client, whichever process
+//! allocates it.
 //!
-//! A client can come from a process whose figures nobody asks for, as that of another container. Its memory
-//! would seem to be gone from the card at once. So the first memory of each client has to be seen in the
-//! figures of a process of the container's. Another thread could make such a figure rise at the right moment
-//! by memory of its own. So a duplicate of the memory comes and goes in an order that nobody knows, by which
-//! the memory is shared or private.
+//! A client can come from a process whose figures the supervisor does not query, such as one of another container. Its
+//! memory would seem to vanish from the card at once. The first memory of each client must therefore show up in the
+//! figures of one of the container's processes. Another thread could make such a figure rise at the right moment with
+//! memory of its own. To prevent that, a duplicate of the memory comes and goes in a random order, which makes the
+//! memory shared or private.
 
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Kind, Status, duplicate, number, put, u32_at};
 use crate::books::{Client, Object, Owner};
 use crate::manager::{Figure, Manager, free_object};
 
-/// How many answers in a row have to agree: who does not know the order guesses it once in 2^28 times.
+/// How many answers in a row must agree. An attacker who does not know the order guesses it once in 2^28 times.
 const AGREEING: u32 = 28;
-/// Handles of duplicates begin here.
+/// First handle of the duplicates.
 const TWINS: u32 = 0xe600_0000;
 
-/// How many questions are asked: other threads of an honest program may make and free duplicates meanwhile.
+/// How many queries to make: other threads of an honest program may make and free duplicates meanwhile.
 const QUESTIONS: u32 = 512;
-/// The same of the process that calls alone.
+/// How many queries to make for the calling process only.
 const FEW_QUESTIONS: u32 = 64;
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
-    /// Whether a process of the container's owns the client of memory that RM has just made.
+    /// Whether a process of the container owns the client of memory that RM has just made.
     pub(super) fn has_owner(&mut self, object: &Object, call: &Call, file: &M::File) -> bool {
         let Some(client) = self.books.client(object.client) else { return false };
         if client.owner.is_some() {
-            return true; // it is forgotten with its process
+            return true; // the books drop it with its process
         }
         let Some(gpu) = object.gpu else { return false };
         let asked = Some((object.client, call, file));
-        // RM takes a lock of all GPUs for each question, and the longer the more processes are asked for. It
-        // is mostly who calls. One that was forgotten can have left its client to others.
+        // RM takes a lock of all GPUs for each query, for longer the more processes it covers. The owner is usually
+        // the caller. A forgotten process may have left its client to others.
         let mut all = self.pids();
         let listed = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
         all.extend(listed.into_iter().flatten().filter(|pid| self.processes.was_forgotten(*pid)));
@@ -42,9 +43,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         owner.is_some_and(|owner| self.set_owner(client, Some(owner)))
     }
 
-    /// Before a client's first channel: makes sure that its owner is whom the books have, or that nobody
-    /// counts as that. The file of the client that they speak of can have been closed, and its handle be
-    /// another one's by now.
+    /// Runs before a client's first channel: confirms the owner in the books, or clears it. The client's file may have
+    /// been closed, and its handle may belong to another client by now.
     pub(super) fn confirm_owner(&mut self, channel: &Object, call: &Call, file: &M::File) {
         let Some(client) = self.books.client(channel.client) else { return };
         let Some(known) = client.owner else { return };
@@ -52,16 +52,16 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let memory = tree.iter().find(|one| {
             one.class.kind() == Kind::Memory && one.bytes > 0 && one.gpu.is_some() && one.gpu == channel.gpu
         });
-        // A worker that goes on after this one knows the twin by the channel that is being made.
+        // A worker that takes over after this one knows the twin by the channel that is being made.
         let twin = twin_of(channel.handle);
         let owner = memory
             .and_then(|memory| self.find_owner((memory, twin), (&[known.pid], FEW_QUESTIONS), call, file));
         if owner.is_none() {
-            let _ = self.set_owner(client, None); // its next memory tells
+            let _ = self.set_owner(client, None); // found again with its next memory
         }
     }
 
-    /// Notes whose a client is, and returns whether it could.
+    /// Records a client's owner, and returns whether there was room.
     fn set_owner(&mut self, client: Client, pid: Option<u32>) -> bool {
         let owner = pid.map(|pid| Owner { pid, birth: self.processes.birth(pid) });
         let is_noted = self.books.note_client(&Client { owner, ..client }).is_ok();
@@ -71,7 +71,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         is_noted
     }
 
-    /// Which of the processes owns `object`, by a duplicate of the handle `twin`.
+    /// Finds the process that owns `object`, with a duplicate of the handle `twin`.
     fn find_owner(
         &mut self,
         (object, twin): (&Object, u32),
@@ -140,13 +140,13 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     }
 }
 
-/// The handle of a memory's duplicate. The worker that goes on after this one knows it, and undoes both. A
-/// program that has an object of this handle gets no memory.
+/// Returns the handle of a memory's duplicate. The worker that takes over after this one knows it, and undoes both. A
+/// program that has an object with this handle gets no memory.
 pub fn twin_of(handle: u32) -> u32 {
     TWINS | handle & 0x00ff_ffff
 }
 
-/// Whether an owner's figure went as its memory did: it was and is now shared, or private.
+/// Whether an owner's figure changed with its memory, which was and is now shared or private.
 fn has_moved(before: &Figure, now: &Figure, bytes: u64, (was_shared, is_shared): (bool, bool)) -> bool {
     let less = |figure: u64| figure.checked_sub(bytes);
     match (was_shared, is_shared) {

@@ -1,8 +1,8 @@
-//! Where an object lies: below which device, and so on which GPU.
+//! Finds an object's place: the device above it, and so its GPU.
 //!
-//! RM is asked, and not the books alone. A client whose file was closed may have come back with the same
-//! handle, and a program gives its objects handles as it likes. So what the books say of an object's parents
-//! counts while RM says the same, and a living object's parents in the books are RM's.
+//! The supervisor queries RM and does not rely on the books alone. A client whose file was closed may have come back
+//! with the same handle, and a program chooses the handles of its objects. The books' entry for an object's parents
+//! therefore counts while RM confirms it. While an object lives, its parents in the books are RM's.
 
 use super::{Call, MOST_PASSING, Processes, Supervisor};
 use crate::abi::{Class, Kind, Status};
@@ -13,11 +13,11 @@ use crate::manager::{Manager, Subdevice, class_of, parent_of, subdevice_of};
 const MOST_CONFIRMED: usize = 4096;
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
-    /// The GPU that an object is to lie on. RM is asked once for each parent until the next allocation is let
-    /// through, which could make a client of the same handle.
+    /// Returns the GPU for a new object. Queries RM once per parent until the next allocation is let through, which
+    /// could make a client with the same handle.
     ///
     /// # Errors
-    /// As [`Self::gpu_of`].
+    /// The errors of [`Self::gpu_of`].
     pub(super) fn place_of(&mut self, object: &Object, call: &Call, file: &M::File) -> Result<Gpu, Status> {
         let parent = (object.client, object.parent);
         let confirmed = self.confirmed.get(&parent).copied();
@@ -26,7 +26,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return Ok(gpu);
         }
         let gpu = self.gpu_of(object.client, object.parent, file)?;
-        // One that still runs would be late.
+        // An allocation that still runs could make a client after this answer.
         if self.let_allocate_at.is_none_or(|last| call.at.saturating_sub(last) > MOST_PASSING) {
             if self.confirmed.len() >= MOST_CONFIRMED {
                 self.confirmed.clear();
@@ -36,13 +36,13 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Ok(gpu)
     }
 
-    /// The GPU that objects under `parent` lie on.
+    /// Returns the GPU of objects under `parent`.
     ///
     /// # Errors
-    /// INVALID_PARENT where RM knows no such object or tells no GPU of it, NO_MEMORY for a GPU that the lease
-    /// does not have, and RM's own status for a subdevice that it does not make.
+    /// INVALID_PARENT if RM knows no such object or reports no GPU for it, NO_MEMORY for a GPU that the lease does not
+    /// have, and RM's own status for a subdevice that it does not make.
     pub(super) fn gpu_of(&mut self, client: u32, parent: u32, file: &M::File) -> Result<Gpu, Status> {
-        // Channels are noted that RM need not have made.
+        // The books include channels that RM may not have made.
         let known = self.books.get(client, parent).filter(|known| known.class.kind() != Kind::Channel);
         if let Some(known) = known.filter(|known| known.gpu.is_some()) {
             if let Some(gpu) = self.confirmed(&known, file)? {
@@ -58,7 +58,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 self.note_place(client, device.ok_or(Status::INVALID_PARENT)?, parent, gpu);
                 Ok(gpu)
             }
-            // Below a device, or below what is.
+            // Below a device, or below an object that is.
             Some(kind) if kind != Kind::Client => match parent_of(&mut self.manager, file, client, parent) {
                 Some(above) if above != client => self.gpu_of(client, above, file),
                 _ => Err(Status::INVALID_PARENT),
@@ -67,10 +67,10 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// The GPU of an object of the books, where RM still has it in the same place.
+    /// Returns the GPU of an object in the books, if RM still has it in the same place.
     ///
     /// # Errors
-    /// Where RM does not say.
+    /// If RM does not say.
     fn confirmed(&mut self, known: &Object, file: &M::File) -> Result<Option<Gpu>, Status> {
         let Object { client, handle, parent, class, .. } = *known;
         let gpu = if class.kind() == Kind::Device {
@@ -94,9 +94,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Ok(gpu.filter(|gpu| known.gpu == Some(*gpu)))
     }
 
-    /// The GPU of a device, which RM tells of its subdevice.
+    /// Returns the GPU of a device, which RM reports for its subdevice.
     fn gpu_of_device(&mut self, client: u32, device: u32, file: &M::File) -> Result<Gpu, Status> {
-        // RM has one subdevice for each device: the program's, if it made one.
+        // RM has one subdevice per device: the program's, if it made one.
         let subdevice = match subdevice_of(&mut self.manager, file, client, device) {
             Some(known) => known,
             None => self.own_subdevice(client, device, file)?,
@@ -121,13 +121,12 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// Takes a client out of the books whose objects RM does not have where they say. What it had counts as
-    /// orphaned until it is proved to be gone. Its channels are still stopped: they may be there.
+    /// Removes a client from the books because RM does not have its objects in the recorded places. Its memory counts
+    /// as orphaned until it is proved to be gone. Its channels still get stopped, because they may exist.
     fn give_up(&mut self, client: u32) {
         for object in self.books.tree(client, client) {
             if let Some(gpu) = object.gpu {
-                // First what stays charged, so that a worker that is killed here leaves too much and not too
-                // little.
+                // Charge first: a worker killed here must leave too much in the books and not too little.
                 let _ = self.books.orphan(gpu, object.cost);
                 let passed = self.books.sums(gpu).passed;
                 let _ = self.books.set_passed(gpu, passed.saturating_add(object.bytes));

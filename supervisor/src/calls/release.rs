@@ -1,8 +1,8 @@
-//! FREE: what leaves the books, and what of it stays on the card because a duplicate holds it.
+//! FREE: removes memory from the books, except the part that stays on the card because a duplicate holds it.
 //!
-//! RM counts the handles of each memory itself, and reports memory with one handle as private. So what leaves
-//! the private part of a process's figure at a FREE is gone, and what leaves the shared part is still on the
-//! card. A duplicate that another thread makes between the two figures would move bytes from one part to the
+//! RM counts the handles of each memory itself, and reports memory with one handle as private. Bytes that leave the
+//! private part of a process's figure at a FREE are therefore gone, and bytes that leave the shared part are still on
+//! the card. A duplicate that another thread makes between the two figures would move bytes from one part to the
 //! other, so nothing is credited while such a call may be running.
 
 use nix::errno::Errno;
@@ -26,8 +26,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.release(call, object, (number::FREE, &mut structure, free::STATUS), program, file)
     }
 
-    /// Performs a call that frees `object`, a client and a handle. The call is its number, its structure and
-    /// where its status stands.
+    /// Performs a call that frees `object`, a client and a handle. The call consists of its number, its structure and
+    /// the offset of its status.
     pub(super) fn release(
         &mut self,
         call: &Call,
@@ -39,7 +39,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if !program.waits() {
             return Answer::Gone;
         }
-        // The worker before this one may have freed it: what it left cannot be told any more.
+        // The previous worker may have freed it, so the bytes that left can no longer be measured.
         let was_begun = self.journal.step() == Step::Releasing;
         let done = self.judged(call, object, !was_begun, file, |this| {
             this.journal.begin(Step::Releasing);
@@ -52,7 +52,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// Takes back an object that RM has just made.
+    /// Frees an object that RM has just made.
     pub(super) fn undo(&mut self, object: &Object, call: &Call, file: &M::File) {
         let (client, handle) = (object.client, object.handle);
         let mut structure = [0; free::SIZE];
@@ -64,8 +64,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         });
     }
 
-    /// Lets `perform` free an object, and judges by RM's figures what left the card. Without `can_tell` all
-    /// of it counts as orphaned.
+    /// Lets `perform` free an object, and judges by RM's figures which bytes left the card. Without `can_tell` all of
+    /// them count as orphaned.
     fn judged(
         &mut self,
         call: &Call,
@@ -83,8 +83,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return Ok(status);
         }
         for (gpu, before) in gpus.iter().zip(before) {
-            // The objects stand in the books until their bytes are judged, so that a worker that is killed
-            // here leaves too much in them and not too little.
+            // The objects stay in the books until their bytes are judged, so that a worker killed here leaves too much
+            // in them and not too little.
             let after = before.is_some().then(|| self.ask_all_but(*gpu, &tree, asked)).flatten();
             self.credit(*gpu, &tree, before.zip(after), call);
         }
@@ -98,7 +98,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         tree.iter().any(holds) || self.books.sums(gpu).passed > 0
     }
 
-    /// Judges what left RM's figures on one GPU, which are given as they were before and as they are now.
+    /// Judges which bytes left RM's figures on one GPU, given the figures before and after.
     fn credit(&mut self, gpu: Gpu, tree: &[Object], figures: Option<(Figures, Figures)>, call: &Call) {
         let booked = bytes_on(tree, gpu);
         let passed = self.books.sums(gpu).passed;
@@ -106,7 +106,7 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let (mut fell, mut rose, mut gone) = (0u64, 0u64, 0u64);
         for (process, before) in figures.iter().flat_map(|(before, _)| before) {
             let after = figures.iter().flat_map(|(_, after)| after).find(|(one, _)| one == process);
-            // One that ended meanwhile is not asked for any more. What it had is judged at the next look.
+            // A process that ended meanwhile has no second figure. The next check judges its memory.
             let after = after.map_or(*before, |(_, figure)| *figure);
             let drop = before.owned().saturating_sub(after.owned());
             fell = fell.saturating_add(drop);
@@ -115,15 +115,15 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
                 gone = gone.saturating_add(before.private.saturating_sub(after.private).min(drop));
             }
         }
-        // Where another process owns it now, RM counts it there.
+        // If another process owns it now, RM counts it there.
         let left = if figures.is_some() { fell.saturating_sub(rose).min(all) } else { booked };
         let stays = left - gone.min(left);
-        // RM counts the rest on, under a handle that came without an allocation.
+        // RM still counts the rest, under a handle that appeared without an allocation.
         let _ = self.books.set_passed(gpu, all - left);
         let is_held = stays > 0 || all - left > passed;
         let memory = tree.iter().filter(|object| object.gpu == Some(gpu) && object.bytes > 0);
         let rounding: u64 = memory.filter(|_| is_held).map(|object| object.cost).sum();
-        // UVM may have a duplicate of an address space, of which RM counts nothing.
+        // UVM may have a duplicate of an address space, and RM counts nothing for it.
         let spaces = tree.iter().filter(|object| object.gpu == Some(gpu));
         let spaces = spaces.filter(|object| object.class.kind() == Kind::AddressSpace);
         let spaces: u64 = spaces.map(|object| object.cost).sum();

@@ -1,5 +1,5 @@
-//! A place for programs that call a resource manager: a simulated one, which the kernel reaches as it reaches
-//! a driver, and supervisors that hold who uses it.
+//! A place for programs that call a resource manager: a simulated one that the kernel reaches like a driver, and
+//! supervisors for its users.
 
 pub mod world;
 
@@ -16,21 +16,21 @@ use gpushare_supervisor::plan::Plan;
 
 /// The UUID of its GPU.
 pub const UUID: [u8; 16] = [1; 16];
-/// Bytes of that GPU.
+/// Memory of that GPU in bytes.
 const MEMORY: u64 = 80 << 30;
 
-/// Pids of the keepers and workers that have `word` in their command line.
+/// Lists the PIDs of the keepers and workers that have `word` in their command line.
 ///
 /// # Errors
-/// When /proc cannot be read.
+/// If /proc cannot be read.
 pub fn supervisors(word: &Path) -> Result<Vec<i32>> {
     Ok([pids_of("keeper", word)?, pids_of("worker", word)?].concat())
 }
 
-/// Pids of the processes of a role, `keeper` or `worker`, that have `word` in their command line.
+/// Lists the PIDs of the processes of a role, `keeper` or `worker`, that have `word` in their command line.
 ///
 /// # Errors
-/// When /proc cannot be read.
+/// If /proc cannot be read.
 pub fn pids_of(role: &str, word: &Path) -> Result<Vec<i32>> {
     let (name, word) = (format!("gpushare-{role}"), word.to_string_lossy());
     let is_its = |pid: &i32| {
@@ -42,19 +42,19 @@ pub fn pids_of(role: &str, word: &Path) -> Result<Vec<i32>> {
     Ok(processes.filter_map(|one| one.file_name().to_str()?.parse().ok()).filter(is_its).collect())
 }
 
-/// A resource manager with one GPU, in a folder.
+/// A resource manager with one GPU, in a directory.
 pub struct Place {
-    // Unmounted before the folder goes.
+    // Dropped first, so that it is unmounted before the directory is removed.
     _session: Box<dyn Send>,
     folder: PathBuf,
     driver: String,
 }
 
 impl Place {
-    /// One in `folder`, of this driver.
+    /// Mounts a resource manager of this driver in `folder`.
     ///
     /// # Errors
-    /// When the driver is not known, or it cannot be mounted.
+    /// If the driver is unknown, or the mount fails.
     pub fn new(folder: &Path, driver: &str) -> Result<Self> {
         let era = driver.parse().ok().and_then(Era::for_version);
         let era = era.with_context(|| format!("driver {driver} is not known"))?;
@@ -65,11 +65,11 @@ impl Place {
         Ok(Self { _session: Box::new(session), folder: folder.to_owned(), driver: driver.to_owned() })
     }
 
-    /// Plain files in the place of the device files, without a resource manager: whatever a supervisor lets
-    /// through fails at once.
+    /// Creates plain files in place of the device files, without a resource manager: calls that a supervisor lets
+    /// through fail at once.
     ///
     /// # Errors
-    /// When they cannot be made.
+    /// If they cannot be created.
     pub fn of_plain_files(folder: &Path, driver: &str) -> Result<Self> {
         let dev = folder.join("dev");
         fs::create_dir(&dev)?;
@@ -79,33 +79,33 @@ impl Place {
         Ok(Self { _session: Box::new(()), folder: folder.to_owned(), driver: driver.to_owned() })
     }
 
-    /// The folder of its device files.
+    /// Returns the directory of its device files.
     pub fn dev(&self) -> PathBuf {
         self.folder.join("dev")
     }
 
-    /// What it counts, in words.
+    /// Returns its figures as text.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn figures(&self) -> Result<String> {
         Ok(fs::read_to_string(self.dev().join("figures"))?)
     }
 
-    /// Starts a supervisor, `program`, for a container that may hold so many bytes of the GPU. Returns the
-    /// socket at which it takes listeners. A place has one at a time.
+    /// Starts a supervisor, `program`, for a container that may use `limit` bytes of the GPU. Returns the socket at
+    /// which it accepts listeners. A place has one supervisor at a time.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If it does not start.
     pub fn start_supervisor(&self, program: &Path, limit: u64) -> Result<PathBuf> {
         self.supervise(program, "", 1, limit, None)
     }
 
-    /// Starts the supervisor of a lease that may hold so many bytes of the GPU, and shares its time by this
-    /// plan. `name` begins the names of its files.
+    /// Starts the supervisor of a lease that may use `limit` bytes of the GPU and shares its time by this plan. The
+    /// names of its files begin with `name`.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If it does not start.
     pub fn supervise(
         &self,
         program: &Path,
@@ -116,7 +116,7 @@ impl Place {
     ) -> Result<PathBuf> {
         let [socket, budget, limits] =
             ["socket", "budget", "limits"].map(|file| self.folder.join(format!("{name}{file}")));
-        let _ = fs::remove_file(&socket); // an earlier one's
+        let _ = fs::remove_file(&socket); // left by an earlier one
         let page = Page::new();
         page.grant(0, &UUID, limit);
         page.set_lease(lease);

@@ -1,5 +1,4 @@
-//! Processes, their supervisor and RM in one program's memory, without a kernel between them: for very many
-//! calls.
+//! Processes, their supervisor and RM in one program's memory, without a kernel between them, to test very many calls.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,46 +15,46 @@ use nix::errno::Errno;
 
 /// The GPUs.
 const UUIDS: [[u8; 16]; 2] = [[1; 16], [2; 16]];
-/// What the lease may hold of each, in bytes.
+/// The lease's limit on each GPU, in bytes.
 pub const LIMITS: [u64; 2] = [512 << 20, 256 << 20];
-/// The pid of the supervisor itself.
+/// The PID of the supervisor itself.
 const OURS: u32 = 7;
 
-/// The driver's interface.
+/// Returns the driver's interface.
 ///
 /// # Panics
-/// Never: the driver is a known one.
+/// Never, because the driver is known.
 pub fn era() -> &'static Era {
     Era::for_version("580.142".parse().expect("a version")).expect("a known driver")
 }
 
-/// RM, which the supervisor and the programs call.
+/// RM, shared by the supervisor and the programs.
 pub type Shared = Rc<RefCell<Manager>>;
 
-/// RM, as the supervisor calls it.
+/// RM as the supervisor calls it.
 #[derive(Clone)]
 pub struct Performed {
     manager: Shared,
     /// GPUs whose own files were opened.
     opened: Rc<RefCell<Vec<Gpu>>>,
-    /// A control call that RM does not do.
+    /// A control call that RM refuses.
     refused: Option<u32>,
 }
 
 impl Performed {
-    /// RM as these programs have it.
+    /// Wraps the RM of these programs.
     pub fn new(manager: &Shared) -> Self {
         Self { manager: Rc::clone(manager), opened: Rc::default(), refused: None }
     }
 
-    /// The same, which does not do this control call.
+    /// Makes RM refuse this control call.
     #[must_use]
     pub fn refusing(self, command: u32) -> Self {
         Self { refused: Some(command), ..self }
     }
 }
 
-/// A few buffers at addresses of their own.
+/// A few buffers with their addresses.
 struct Buffers(RefCell<Vec<(u64, Vec<u8>)>>);
 
 impl Memory for Buffers {
@@ -127,16 +126,16 @@ impl manager::Manager for Performed {
     }
 }
 
-/// The processes, whether each lives; those that were forgotten are none of them.
+/// The processes, and whether each lives. Forgotten ones are not included.
 #[derive(Debug, Default)]
 pub struct Pids {
     tracked: BTreeMap<u32, bool>,
     forgotten: BTreeSet<u32>,
-    /// How many processes have had a number, where it is not one.
+    /// How many processes have had a PID, if more than one.
     births: BTreeMap<u32, u32>,
 }
 
-/// The processes: descriptor 3 of each is its own file of RM's, whose number is its pid.
+/// The processes. Descriptor 3 of each is its own file of RM, whose number is its PID.
 pub struct Living(Rc<RefCell<Pids>>);
 
 impl Processes for Living {
@@ -209,26 +208,26 @@ impl Program for Stopped {
     }
 }
 
-/// Where a call's structure is in a program's memory.
+/// Address of a call's structure in a program's memory.
 const STRUCTURE: u64 = 0x1_0000_0000;
-/// Where its parameters are.
+/// Address of its parameters.
 pub const PARAMETERS: u64 = 0x2_0000_0000;
 
-/// The parameters of memory or of a range of virtual memory.
+/// Returns the parameters of memory or of a range of virtual memory.
 pub fn of_bytes(bytes: u64) -> Vec<u8> {
     let mut parameters = vec![0; era().memory];
     put(&mut parameters, memory::LENGTH, &bytes.to_ne_bytes());
     parameters
 }
 
-/// The parameters of a device.
+/// Returns the parameters of a device.
 pub fn of_device(gpu: u32) -> Vec<u8> {
     let mut parameters = vec![0; Class::DEVICE_PARAMETERS];
     put(&mut parameters, 0, &gpu.to_ne_bytes());
     parameters
 }
 
-/// The structure of an allocation.
+/// Returns the structure of an allocation.
 fn allocation(class: u32, place: [u32; 3], parameters: &[u8]) -> Vec<u8> {
     let mut structure = vec![0; era().long];
     let words = [(alloc::CLIENT, place[0]), (alloc::PARENT, place[1]), (alloc::HANDLE, place[2])];
@@ -240,7 +239,7 @@ fn allocation(class: u32, place: [u32; 3], parameters: &[u8]) -> Vec<u8> {
     structure
 }
 
-/// What an allocation that RM answered came to.
+/// Returns the handle or the status of an allocation that RM answered.
 fn made(structure: &[u8]) -> Result<u32, u32> {
     match u32_at(structure, era().long_status) {
         0 => Ok(u32_at(structure, alloc::HANDLE)),
@@ -248,7 +247,7 @@ fn made(structure: &[u8]) -> Result<u32, u32> {
     }
 }
 
-/// What outlives a worker.
+/// State that outlives a worker.
 pub struct Ground {
     records: Vec<Record>,
     page: Box<Page>,
@@ -256,7 +255,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// With room for so many objects.
+    /// Creates state with room for `objects` objects.
     pub fn new(objects: usize) -> Self {
         let page = Page::new();
         for (gpu, (uuid, limit)) in UUIDS.iter().zip(LIMITS).enumerate() {
@@ -267,7 +266,7 @@ impl Ground {
     }
 }
 
-/// RM and the container's processes.
+/// RM and the container's processes, which outlive a worker.
 pub type Survivors = (Shared, Rc<RefCell<Pids>>);
 
 /// Processes under one supervisor, and RM.
@@ -275,7 +274,7 @@ pub struct World<'g> {
     /// RM.
     pub manager: Shared,
     living: Rc<RefCell<Pids>>,
-    /// Decides about the calls of all processes here.
+    /// The supervisor of all processes here.
     pub supervisor: Supervisor<'g, Performed, Living>,
     /// Processes that have the file of another one.
     pub files: BTreeMap<u32, u32>,
@@ -285,7 +284,7 @@ pub struct World<'g> {
 }
 
 impl<'g> World<'g> {
-    /// One that begins on this ground.
+    /// Creates a world on this ground.
     pub fn on(ground: &'g mut Ground) -> Self {
         let gpus = UUIDS.map(|uuid| gpushare_simulated_manager::Gpu { uuid, memory: 80 << 30 }).to_vec();
         let manager = Rc::new(RefCell::new(Manager::new(era(), gpus)));
@@ -300,7 +299,7 @@ impl<'g> World<'g> {
         Self { manager, living, supervisor, files: BTreeMap::new(), passed: 0, now: 0 }
     }
 
-    /// The same as `earlier`, with a new worker on the ground of its last one.
+    /// Continues an earlier world, with a new worker on the ground of its last one.
     pub fn again(ground: &'g mut Ground, (manager, living): Survivors) -> Self {
         let fresh = Self::on(ground);
         let Supervisor { books, budget, journal, .. } = fresh.supervisor;
@@ -309,24 +308,24 @@ impl<'g> World<'g> {
         Self { manager, living, supervisor, ..fresh }
     }
 
-    /// What outlives its worker.
+    /// Returns the state that outlives its worker.
     pub fn survivors(&self) -> Survivors {
         (Rc::clone(&self.manager), Rc::clone(&self.living))
     }
 
-    /// The same, whose supervisor holds compute, too. The engines are for a timekeeper.
+    /// Creates a world whose supervisor also enforces compute shares. The engines are for a timekeeper.
     pub fn with_engines(ground: &'g mut Ground) -> (Self, Engines<u64>) {
         Self::on(ground).holding_compute()
     }
 
-    /// It holds compute from now on.
+    /// Enforces compute shares from now on.
     pub fn holding_compute(self) -> (Self, Engines<u64>) {
         let (world, engines) = (self, Engines::default());
         let compute = Compute { engines: engines.clone(), wake: Box::new(|_| ()) };
         (Self { supervisor: world.supervisor.holding_compute(compute), ..world }, engines)
     }
 
-    /// A control call, and RM's status.
+    /// Makes a control call, and returns RM's status.
     pub fn control(
         &mut self,
         pid: u32,
@@ -349,8 +348,8 @@ impl<'g> World<'g> {
         done.map(|(structure, _)| u32_at(&structure, control::STATUS))
     }
 
-    /// A call of the process `pid`, as the kernel treats it under the filter. Returns the structure and the
-    /// parameters as the program has them afterwards; `None` if it failed with an error of the kernel's.
+    /// Makes a call of the process `pid`, as the kernel treats it under the filter. Returns the structure and the
+    /// parameters as the program sees them afterwards; `None` if the kernel reported an error.
     pub fn call(
         &mut self,
         pid: u32,
@@ -389,20 +388,20 @@ impl<'g> World<'g> {
         matches!(done, Ok(true)).then(|| (buffers[0].1.clone(), buffers[1].1.clone()))
     }
 
-    /// A process ends, and others have its file.
+    /// Ends a process whose file other processes still have.
     pub fn leave(&mut self, pid: u32) {
         if let Some(lives) = self.living.borrow_mut().tracked.get_mut(&pid) {
             *lives = false;
         }
     }
 
-    /// A process ends, and another has its number.
+    /// Ends a process, and gives its PID to another one.
     pub fn replace(&mut self, pid: u32) {
         let mut living = self.living.borrow_mut();
         *living.births.entry(pid).or_insert(1) += 1;
     }
 
-    /// A process ends, and its file with it.
+    /// Ends a process and its file.
     pub fn end(&mut self, pid: u32) {
         if let Some(lives) = self.living.borrow_mut().tracked.get_mut(&pid) {
             *lives = false;
@@ -410,24 +409,24 @@ impl<'g> World<'g> {
         self.manager.borrow_mut().close(u64::from(pid));
     }
 
-    /// An allocation by the long form: client, parent and handle are its place.
+    /// Allocates by the long form at `place`: client, parent and handle.
     ///
     /// # Errors
-    /// RM's status, or `u32::MAX` for an error of the kernel's.
+    /// RM's status, or `u32::MAX` for an error from the kernel.
     pub fn allocate(&mut self, pid: u32, class: u32, place: [u32; 3], parameters: &[u8]) -> Result<u32, u32> {
         let structure = allocation(class, place, parameters);
         let (structure, _) = self.call(pid, number::ALLOC, &structure, parameters).ok_or(u32::MAX)?;
         made(&structure)
     }
 
-    /// The same without a supervisor, as a call does that was changed after it was let through. `file` is the
-    /// process whose file it is made on.
+    /// Allocates without a supervisor, as a call does that was changed after it was let through. `file` is the process
+    /// on whose file the call is made.
     ///
     /// # Errors
-    /// As [`World::allocate`].
+    /// The errors of [`World::allocate`].
     ///
     /// # Panics
-    /// When the call is none of RM's.
+    /// If RM does not know the call.
     pub fn slip(
         &mut self,
         [pid, file]: [u32; 2],
@@ -443,10 +442,10 @@ impl<'g> World<'g> {
         made(&structure)
     }
 
-    /// A FREE without a supervisor, and RM's status.
+    /// Calls FREE without a supervisor, and returns RM's status.
     ///
     /// # Panics
-    /// When the call is none of RM's.
+    /// If RM does not know the call.
     pub fn slip_free(&mut self, pid: u32, client: u32, handle: u32) -> u32 {
         let mut structure = [0; free::SIZE];
         put(&mut structure, free::CLIENT, &client.to_ne_bytes());
@@ -462,10 +461,10 @@ impl<'g> World<'g> {
         u32_at(&structure, free::STATUS)
     }
 
-    /// A client with a device on each GPU.
+    /// Makes a client with a device on each GPU.
     ///
     /// # Panics
-    /// When one is refused.
+    /// If a call is refused.
     pub fn client(&mut self, pid: u32) -> u32 {
         let client = self.allocate(pid, 0x41, [0; 3], &[]).expect("a root client");
         for gpu in 0..2u32 {
@@ -479,15 +478,15 @@ impl<'g> World<'g> {
         client
     }
 
-    /// Device memory.
+    /// Allocates device memory.
     ///
     /// # Errors
-    /// As [`World::allocate`].
+    /// The errors of [`World::allocate`].
     pub fn memory(&mut self, pid: u32, client: u32, gpu: u32, bytes: u64) -> Result<u32, u32> {
         self.allocate(pid, Class::MEMORY.0, [client, 0x80 + gpu, 0], &of_bytes(bytes))
     }
 
-    /// A FREE, and RM's status.
+    /// Calls FREE, and returns RM's status.
     pub fn free(&mut self, pid: u32, client: u32, handle: u32) -> Option<u32> {
         let mut structure = [0; free::SIZE];
         put(&mut structure, free::CLIENT, &client.to_ne_bytes());
@@ -495,20 +494,20 @@ impl<'g> World<'g> {
         self.call(pid, number::FREE, &structure, &[]).map(|(structure, _)| u32_at(&structure, free::STATUS))
     }
 
-    /// GPUs whose own files the supervisor opened.
+    /// Lists the GPUs whose own files the supervisor opened.
     pub fn opened(&self) -> Vec<Gpu> {
         self.supervisor.manager.opened.borrow().clone()
     }
 
-    /// Bytes in use on both GPUs.
+    /// Returns the bytes in use on both GPUs.
     pub fn used(&self) -> u64 {
         (0..2).map(|gpu| self.manager.borrow().used(gpu)).sum()
     }
 
-    /// What must hold after every call.
+    /// Checks the invariants that must hold after every call.
     ///
     /// # Panics
-    /// When it does not, with the words of `what`.
+    /// If one is violated, with the text `what`.
     pub fn check(&self, what: &str) {
         let manager = self.manager.borrow();
         for (gpu, limit) in LIMITS.into_iter().enumerate() {
@@ -517,7 +516,7 @@ impl<'g> World<'g> {
                 self.living.borrow().tracked.keys().map(|pid| manager.figure(gpu, *pid)).collect::<Vec<_>>();
             let counted: u64 = figures.iter().map(|(private, shared)| private + shared).sum();
             let used = manager.used(gpu);
-            // What another device's handle holds counts as orphaned until the next look.
+            // Memory that a handle of another device holds counts as orphaned until the next check.
             assert!(
                 counted <= sums.counted() + sums.orphaned,
                 "{what}: RM counts {counted}, the books {sums:?}"

@@ -1,4 +1,4 @@
-//! The books beside RM's own count, over random sequences of calls from several processes.
+//! Compares the books with RM's own count, over random sequences of calls from several processes.
 
 use gpushare_attackers::world::{Ground, LIMITS, PARAMETERS, World, era};
 use gpushare_supervisor::abi::{
@@ -74,7 +74,7 @@ fn the_books_are_never_below_what_the_card_has_in_use() {
                     assert_eq!(world.free(pid, client, handle), Some(0), "{what}");
                 }
                 80..86 if !objects.is_empty() => {
-                    // A duplicate in the same client, and the first handle is freed.
+                    // Make a duplicate in the same client, then free the first handle.
                     let source = objects[0];
                     let mut structure = [0; duplicate::SIZE];
                     let words = [(duplicate::CLIENT, client), (duplicate::PARENT, 0x80 + gpu)];
@@ -89,7 +89,7 @@ fn the_books_are_never_below_what_the_card_has_in_use() {
                     }
                 }
                 86..89 => {
-                    // A whole device and all below it.
+                    // Free a whole device and everything below it.
                     assert_eq!(world.free(pid, client, 0x80 + gpu), Some(0), "{what}");
                     objects.clear();
                     let mut parameters = vec![0; 56];
@@ -103,12 +103,12 @@ fn the_books_are_never_below_what_the_card_has_in_use() {
                     clients.swap_remove(at);
                     let _ = world.supervisor.look();
                 }
-                // One without a group needs 4,480 KiB, without which RM is not asked.
+                // A channel without a group needs 4,480 KiB. Without that room the supervisor does not call RM.
                 92 if !objects.is_empty()
                     && world.supervisor.budget.charged(gpu as usize) + (4_480 << 10)
                         <= LIMITS[gpu as usize] =>
                 {
-                    // A channel with the handle of something else.
+                    // A channel with the handle of another object.
                     let taken = objects[0];
                     let done = world.allocate(pid, 0xc86f, [client, 0x80 + gpu, taken], &[]);
                     assert_eq!(done, Err(Status::DUPLICATE.0), "{what}");
@@ -123,7 +123,7 @@ fn the_books_are_never_below_what_the_card_has_in_use() {
                     assert_eq!(done.map(|(done, _)| u32_at(&done, heap::STATUS)), Some(0), "{what}");
                 }
                 94 if !objects.is_empty() => {
-                    // A file holds it, and the handle is freed.
+                    // A file holds the memory, and the handle is freed.
                     let handle = objects.swap_remove(0);
                     let booked = world.supervisor.books.get(client, handle);
                     if booked.is_none_or(|booked| booked.class == Class::MEMORY) {
@@ -145,7 +145,7 @@ fn the_books_are_never_below_what_the_card_has_in_use() {
                     objects.extend(group);
                 }
                 97 => world.manager.borrow_mut().close(1),
-                // What is no object's: the kernel's number of the process among them.
+                // A handle without an object, such as the kernel's number of the process.
                 98 => assert_eq!(world.free(pid, client, pid), Some(0), "{what}"),
                 _ => {
                     let races = world.supervisor.look();
@@ -175,7 +175,7 @@ fn what_was_freed_can_be_had_again_and_what_a_dead_process_left_is_gone() {
     world.check("at the end");
 }
 
-/// A child makes calls with its parent's client, and RM counts for the parent.
+/// A child makes calls with its parent's client, and RM counts the memory for the parent.
 #[test]
 fn memory_of_another_processs_client_is_charged_once_and_stays_charged() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -191,7 +191,7 @@ fn memory_of_another_processs_client_is_charged_once_and_stays_charged() {
     }
     assert_eq!(world.free(101, client, whole), Some(0));
     let _ = world.memory(101, client, 0, LIMITS[0]).expect("all of it again");
-    // The parent goes, and the client stays with the child.
+    // The parent ends, and the child keeps the client.
     world.leave(100);
     assert!(world.supervisor.look().is_empty());
     assert_eq!(world.memory(101, client, 0, 64 * MIB), Err(Status::NO_MEMORY.0));
@@ -234,7 +234,7 @@ fn wild_calls_are_answered_and_never_take_more_than_the_limit() {
         }
         let all: Vec<(u8, usize)> = sizes.into_iter().chain(more).collect();
         let (number, size) = all[usize::try_from(random(&mut state)).expect("64 bits") % all.len()];
-        // A call that could be right, in which up to three words are changed.
+        // A call that could be valid, with up to three words changed.
         let mut structure = vec![0; size];
         let mut parameters = vec![0; 256];
         let bytes = random(&mut state) % (64 * MIB) + 1;

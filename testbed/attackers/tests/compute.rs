@@ -1,4 +1,4 @@
-//! What programs may do to channels whose time a supervisor holds.
+//! Tests which calls programs may make on channels whose time a supervisor enforces.
 
 use gpushare_attackers::world::{Ground, Performed, World, era, of_bytes, of_device};
 use gpushare_schedule::controller::Running;
@@ -27,7 +27,7 @@ impl<'g> Tested<'g> {
         Self { world, engines, handles: Handles::new(7) }
     }
 
-    /// A client with a channel group on a compute engine, or a copy engine, and one channel in it.
+    /// Makes a client with a channel group on a compute or copy engine, and one channel in it.
     fn program(&mut self, pid: u32, engine: u32) -> [u32; 3] {
         let client = self.world.client(pid);
         let mut parameters = [0; 20];
@@ -40,7 +40,7 @@ impl<'g> Tested<'g> {
         self.world.allocate(pid, CHANNEL, [client, parent, 0], &vec![0; era().channel]).expect("a channel")
     }
 
-    /// As a timekeeper does it. Returns whether RM did all of it.
+    /// Runs or stops all groups, as a timekeeper does. Returns whether RM did all of it.
     fn set(&mut self, runs: bool) -> bool {
         self.let_run(if runs { Running::All } else { Running::Stopped })
     }
@@ -56,7 +56,7 @@ impl<'g> Tested<'g> {
         self.world.manager.borrow().runs(client, channel)
     }
 
-    /// A program stops or starts channels of its own.
+    /// Stops or starts channels by a call of their program.
     fn ask(&mut self, pid: u32, client: u32, named: &[u32], runs: bool) -> Option<u32> {
         let parameters = list(named.iter().map(|channel| (client, *channel)), runs);
         self.world.control(pid, [client, SUBDEVICE], channels::STOP.command, &parameters)
@@ -75,7 +75,7 @@ fn channels_run_when_the_schedule_and_the_program_want_it() {
         assert_eq!(tested.runs(client, channel), Some(false), "{pid}");
         let of_copies = tested.world.manager.borrow().clients_with(copies);
         assert!(of_copies.iter().all(|client| tested.runs(*client, copies) == Some(true)), "copies go on");
-        // One that is born now does not run, either.
+        // A channel made now does not run, either.
         let second = tested.channel(pid, client, group);
         assert_eq!(tested.runs(client, second), Some(false), "{pid}");
         assert!(tested.set(true));
@@ -100,14 +100,14 @@ fn a_program_starts_nothing_outside_of_its_window_and_what_it_stops_stays_stoppe
     assert_eq!([channel, second].map(|one| tested.runs(client, one)), [Some(false), Some(true)]);
     assert_eq!(tested.ask(pid, client, &[channel, second], true), Some(0));
     assert_eq!([channel, second].map(|one| tested.runs(client, one)), [Some(true); 2]);
-    // Other calls may start channels, or become one that does, so that it is made sure of the stop.
+    // Other calls may start channels, or become one that does, so the supervisor stops them again.
     assert!(tested.set(false) && tested.engines.on(0).is_settled());
     assert_eq!(tested.world.control(pid, [client, group], channels::SCHEDULE[0], &[1, 0]), Some(0));
     assert_eq!(tested.runs(client, second), Some(false));
     let _ = tested.world.control(pid, [client, SUBDEVICE], 0x2080_014a, &[0; 268]);
     assert!(!tested.engines.on(0).is_settled());
     assert!(tested.set(false));
-    // Those for keys would do the same.
+    // The calls for key rotation would do the same.
     let keys = channels::STOP_FOR_KEYS;
     let refused = tested.world.control(pid, [client, SUBDEVICE], keys.command, &vec![0; keys.size]);
     assert_eq!(refused, Some(0x56));
@@ -167,7 +167,7 @@ fn who_is_paused_copies_nothing_either_and_starts_nothing_by_itself() {
     assert_eq!(run(&tested), [Some(false), Some(true)]);
     assert!(tested.let_run(Running::Paused));
     assert_eq!(run(&tested), [Some(false); 2]);
-    // Neither by itself nor by a new channel.
+    // It runs neither by itself nor through a new channel.
     let _ = tested.ask(10, of_copies, &[copies], true);
     let born = tested.channel(10, of_copies, group);
     assert_eq!((run(&tested), tested.runs(of_copies, born)), ([Some(false); 2], Some(false)));
@@ -205,7 +205,7 @@ fn channels_can_be_stopped_without_the_programs_subdevice() {
     assert_eq!(tested.world.free(pid, client, SUBDEVICE), Some(0));
     assert!(tested.set(false));
     assert_eq!(tested.runs(client, channel), Some(false));
-    // The program makes it anew, so that the supervisor's makes way.
+    // The program makes its own subdevice, so the supervisor's must go.
     assert_eq!(tested.world.allocate(pid, 0x2080, [client, DEVICE, SUBDEVICE], &[0; 4]), Ok(SUBDEVICE));
     assert!(tested.set(true));
     assert_eq!(tested.runs(client, channel), Some(true));
@@ -225,7 +225,7 @@ fn who_has_the_file_of_a_process_that_ended_has_channels_that_run_no_more() {
         .drop_ended(&mut manager, (era(), &mut handles), |pid| *pid == u64::from(PROGRAMS[0]));
     assert_eq!(tested.runs(client, channel), Some(false));
     assert!(tested.engines.on(0).is_empty());
-    // Nobody else starts them: no schedule would stop them again.
+    // Other processes cannot start them, because no schedule would stop them again.
     tested.world.files.insert(PROGRAMS[1], PROGRAMS[0]);
     assert_eq!(tested.ask(PROGRAMS[1], client, &[channel], true), Some(0));
     for (object, command) in [group, channel].into_iter().zip(channels::SCHEDULE) {
@@ -239,7 +239,7 @@ fn who_hides_behind_a_client_of_a_process_that_ended_gets_no_channel_and_keeps_n
     let mut ground = Ground::new(1 << 10);
     let mut tested = Tested::on(&mut ground);
     let [maker, user] = PROGRAMS;
-    // The card's own record has the maker's name for all channels of a client.
+    // The card's own record attributes all channels of a client to its maker.
     let client = tested.world.client(maker);
     tested.world.files.insert(user, maker);
     let mut parameters = [0; 20];
@@ -261,7 +261,7 @@ fn who_hides_behind_a_client_of_a_process_that_ended_gets_no_channel_and_keeps_n
     assert!(tested.engines.on(0).is_empty());
 }
 
-/// A client's file can be closed without a word to the supervisor, and its handle come back as another's.
+/// A client's file can be closed without notice to the supervisor, and another client can get its handle.
 #[test]
 fn a_client_is_not_taken_for_an_earlier_one_of_its_handle() {
     let mut ground = Ground::new(1 << 10);
@@ -271,7 +271,7 @@ fn a_client_is_not_taken_for_an_earlier_one_of_its_handle() {
     let memory = tested.world.memory(former, client, 0, 1 << 20).expect("memory by which it is known");
     tested.world.manager.borrow_mut().close(u64::from(former));
     tested.world.manager.borrow_mut().reuse_handles();
-    // The card's own record has another container's name for all channels of this one.
+    // The card's own record attributes all channels of this client to another container.
     let slip = |tested: &mut Tested<'_>, class: u32, place, parameters: &[u8]| {
         tested.world.slip([900, user], class, place, parameters).expect("an object of another container's")
     };
@@ -283,7 +283,7 @@ fn a_client_is_not_taken_for_an_earlier_one_of_its_handle() {
     assert!(tested.set(false));
     assert_eq!(tested.runs(client, channel), Some(false));
     assert_eq!(tested.world.memory(user, client, 0, 1 << 20), Err(Status::NO_MEMORY.0));
-    // The one that it was taken for has its own.
+    // The client that it was mistaken for gets memory of its own.
     let honest = tested.world.client(former);
     assert!(tested.world.memory(former, honest, 0, 1 << 20).is_ok());
 }
@@ -298,7 +298,7 @@ fn another_process_of_the_makers_number_is_not_the_maker() {
     tested.world.files.insert(user, maker);
     let channel = tested.channel(user, client, DEVICE);
     assert!(!tested.engines.on(0).is_nameless());
-    tested.world.replace(maker); // while no worker looks
+    tested.world.replace(maker); // before the next check
     let survivors = tested.world.survivors();
     drop(tested);
     let (world, engines) = World::again(&mut ground, survivors).holding_compute();
@@ -379,7 +379,7 @@ fn what_is_freed_is_stopped_no_more() {
     assert!(tested.set(true), "nothing is left to be started");
 }
 
-/// RM does a list of channels whole or not at all.
+/// RM performs a list of channels completely or not at all.
 #[test]
 fn a_channel_that_is_gone_unseen_leaves_the_others_to_be_stopped() {
     for pid in PROGRAMS {

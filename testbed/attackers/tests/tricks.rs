@@ -1,4 +1,4 @@
-//! Ways to have more than the limit, each of which worked once.
+//! Tricks to exceed the limit, each of which worked once.
 
 use gpushare_attackers::world::{Ground, LIMITS, PARAMETERS, World, of_bytes, of_device};
 use gpushare_supervisor::abi::{
@@ -13,8 +13,8 @@ const SUBDEVICE: u32 = Class::SUBDEVICE.0;
 const RANGE: u32 = Class::VIRTUAL_RANGE.0;
 const ADDRESS_SPACE: u32 = 0x90f1;
 
-/// RM frees all below a device, and the handles may come back as others: what is below them then is not what
-/// was.
+/// RM frees everything below a device, and other objects may get the handles. Objects below those handles are then
+/// different ones.
 #[test]
 fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -27,7 +27,7 @@ fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
     assert!(world.supervisor.look().is_empty());
     assert_eq!(world.supervisor.books.sums(0).charged(), 0, "all of it is gone");
 
-    // What was an address space is a device now.
+    // A handle of an address space is now that of a device.
     world.allocate(101, DEVICE, [client, client, 3], &of_device(0)).expect("a device");
     world.allocate(101, RANGE, [client, 3, 4], &of_bytes(128 * GIB)).expect("a range below it");
     world.allocate(101, DEVICE, [client, client, 2], &of_device(0)).expect("another");
@@ -36,8 +36,8 @@ fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
     assert!(world.supervisor.books.sums(0).charged() > 256 * MIB);
 }
 
-/// RM gives a client's handle to another one after some hundred thousand, and a client's file can be closed
-/// without a word to the supervisor.
+/// RM gives a client's handle to another one after some hundred thousand, and a client's file can be closed without
+/// notice to the supervisor.
 #[test]
 fn memory_counts_on_the_gpu_where_it_is_and_not_where_a_former_client_had_it() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -57,13 +57,13 @@ fn memory_counts_on_the_gpu_where_it_is_and_not_where_a_former_client_had_it() {
     world.check("and no more");
 }
 
-/// RM counts memory for the process that made the client. Nobody asks for it where that is another
-/// container's.
+/// RM counts memory for the process that made the client. If that belongs to another container, the supervisor does
+/// not query it.
 #[test]
 fn a_client_that_somebody_else_made_gets_no_memory() {
     let mut ground = Ground::new(MOST_OBJECTS);
     let mut world = World::on(&mut ground);
-    // Its maker sends the file to a process of the container's.
+    // Its maker sends the file to a process of the container.
     let client = world.slip([900, 101], 0x41, [0; 3], &[]).expect("a root client");
     world.allocate(101, DEVICE, [client, client, 0x80], &of_device(0)).expect("a device");
     for _ in 0..3 {
@@ -71,12 +71,12 @@ fn a_client_that_somebody_else_made_gets_no_memory() {
     }
     assert_eq!(world.used(), 0);
     world.check("nothing was made");
-    // Clients of its own are another matter.
+    // Clients that it makes itself work.
     let client = world.client(101);
     let _ = world.memory(101, client, 0, LIMITS[0]).expect("all of it");
 }
 
-/// An honest one: a launcher makes the client and ends, and its child goes on with it.
+/// An honest case: a launcher makes the client and ends, and its child continues to use it.
 #[test]
 fn a_client_that_outlives_its_maker_gets_memory() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -93,8 +93,8 @@ fn a_client_that_outlives_its_maker_gets_memory() {
     assert_eq!(world.memory(102, client, 0, 8 * MIB), Err(Status::NO_MEMORY.0));
 }
 
-/// RM counts nothing of a channel group or of page tables, so whoever duplicates another container's has them
-/// for nothing.
+/// RM counts nothing for a channel group or for page tables, so a process that duplicates another container's would
+/// get them for free.
 #[test]
 fn what_rm_does_not_count_is_not_duplicated_from_others() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -119,7 +119,7 @@ fn what_rm_does_not_count_is_not_duplicated_from_others() {
     };
     assert_eq!(duplicate(range), Status::INSUFFICIENT_PERMISSIONS.0);
     assert_eq!(duplicate(memory), 0, "RM counts memory for its owner");
-    // A hint of that name in the books changes nothing.
+    // A hint with that handle in the books changes nothing.
     let _refused = world.allocate(102, DEVICE, [theirs, theirs, range], &of_device(0));
     let mut structure = [0; duplicate::SIZE];
     let words = [(duplicate::CLIENT, client), (duplicate::PARENT, 0x80), (duplicate::SOURCE_CLIENT, theirs)];
@@ -142,7 +142,7 @@ fn a_program_may_let_rm_choose_its_subdevices_handle() {
     world.check("it is charged there");
 }
 
-/// Host memory of the heap's is no device memory, whatever its entry looks like.
+/// Host memory from the heap is not device memory, whatever its entry looks like.
 #[test]
 fn an_odd_parent_is_refused_and_leaves_the_books_as_they_are() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -185,7 +185,7 @@ fn what_a_race_takes_for_a_process_that_ended_is_found() {
     assert_eq!(races[0].processes, [102], "who lives answers for it");
 }
 
-/// A client lives as long as anybody has its file, and so does its memory.
+/// A client and its memory live as long as any process has its file.
 #[test]
 fn who_keeps_what_a_race_took_is_ended_too() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -207,7 +207,7 @@ fn who_keeps_what_a_race_took_is_ended_too() {
     assert!(world.supervisor.look().is_empty());
 }
 
-/// To open a GPU's file initialises the GPU, which takes seconds.
+/// Opening a GPU's file initialises the GPU, which takes seconds.
 #[test]
 fn a_gpu_that_nobody_uses_is_left_alone() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -241,7 +241,7 @@ fn a_race_counts_where_the_lease_is_above_its_limit_already() {
     }
 }
 
-/// The card gives out whole pieces, and RM does not say how many.
+/// The card allocates whole pieces, and RM does not report how many.
 #[test]
 fn small_memory_of_a_race_counts_as_the_pieces_that_it_may_be() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -255,14 +255,15 @@ fn small_memory_of_a_race_counts_as_the_pieces_that_it_may_be() {
     world.check("each page takes a piece");
 }
 
-/// A call that is let through can become any other of the same number. So none is that could free or
+/// A call that is let through can become any other with the same number, so none is let through that could free or
 /// allocate.
 #[test]
 fn no_call_is_let_through_that_could_become_a_free() {
     let mut ground = Ground::new(MOST_OBJECTS);
     let mut world = World::on(&mut ground);
     let client = world.client(102);
-    // Of a root client, which is let through where it is not carried, and of a control call.
+    // The sizes of a root client's allocation, which is let through unless another call carries it, and of a control
+    // call.
     let sizes = [32, 48];
     for (carried, size) in (0..=u8::MAX).flat_map(|carried| sizes.map(|size| (carried, size))) {
         let mut structure = vec![0; transfer::SIZE];
@@ -280,7 +281,7 @@ fn no_call_is_let_through_that_could_become_a_free() {
     assert_eq!(world.passed, 5, "a client with its devices and subdevices, and nothing since");
 }
 
-/// A call of older libraries makes a client whose maker nobody would ask for.
+/// A call of older libraries would make a client whose maker the supervisor does not query.
 #[test]
 fn no_client_is_made_by_a_call_that_nobody_follows() {
     let mut ground = Ground::new(1 << 10);

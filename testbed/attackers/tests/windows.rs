@@ -1,4 +1,4 @@
-//! Containers whose time supervisors hold, on one simulated GPU: whose channels run, and for how long.
+//! Tests containers whose time supervisors enforce, on one simulated GPU: which channels run, and for how long.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 /// A GPU that containers share.
 struct Node {
-    // Unmounted before the folder goes.
+    // Dropped first, so that it is unmounted before the directory is removed.
     place: Place,
     folder: TempDir,
 }
@@ -28,7 +28,7 @@ fn fixed(start: u32, length: u32) -> Policy {
     Policy::Fixed(vec![Piece { start, length }])
 }
 
-/// Whether the kernel can mount the simulated manager. Where everything must be tested, it has to.
+/// Whether the kernel can mount the simulated manager. In CI it must.
 fn has_fuse() -> bool {
     let has = fs::exists("/dev/fuse").unwrap_or(false);
     assert!(has || std::env::var("CI").as_deref() != Ok("true"), "there is no /dev/fuse");
@@ -72,7 +72,7 @@ impl Node {
         Program(child)
     }
 
-    /// What the channel of a program ran, and how long it has been there, in microseconds.
+    /// Returns the run time and the age of a program's channel, in microseconds.
     fn ran(&self, program: &Program) -> Option<[u64; 2]> {
         let figures = self.place.figures().expect("the manager answers");
         let its = format!("channel of {} ran ", program.0.id());
@@ -81,7 +81,7 @@ impl Node {
         Some([ran.parse().ok()?, lived.parse().ok()?])
     }
 
-    /// Per cent of a second for which the channels of these programs ran.
+    /// Returns the per cent of a second for which the channels of these programs ran.
     fn second<const N: usize>(&self, programs: [&Program; N]) -> [u64; N] {
         let before = programs.map(|one| self.ran(one).expect("it has a channel"));
         std::thread::sleep(Duration::from_secs(1));
@@ -89,8 +89,8 @@ impl Node {
         std::array::from_fn(|at| (after[at][0] - before[at][0]) * 100 / (after[at][1] - before[at][1]))
     }
 
-    /// Waits for a second in which each ran within 4 per cent of what it should: other tests may keep the
-    /// machine from waking anybody in time.
+    /// Waits for a second in which each ran within 4 per cent of the expected time. Other tests may keep the machine
+    /// from waking threads in time.
     fn expect<const N: usize>(&self, what: &str, programs: [&Program; N], want: [u64; N]) {
         let mut seen = Vec::new();
         let began = Instant::now();
@@ -158,7 +158,7 @@ fn who_has_no_window_runs_between_them_and_instead_of_those_that_are_not_there()
     node.expect("beside a window", [&owner, &other], [40, 60]);
     drop(owner);
     node.expect("alone again", [&other], [100]);
-    // Nobody holds a program of the host's.
+    // No supervisor limits a program of the host.
     let host = node.run(None, "work");
     node.expect("beside the host's", [&host, &other], [100, 100]);
 }

@@ -1,5 +1,5 @@
-//! Reads the simulated GPU's own books beside the processes that use it: what living processes hold, and
-//! whose work kept the GPU busy when. Nothing here comes from gpushare.
+//! Reads the simulated GPU's own books while processes use it: the memory that living processes hold, and when each
+//! container's work kept the GPU busy. None of this comes from gpushare.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,10 +13,10 @@ use anyhow::{Context, Result};
 use gpushare_simulator::session::{Life, Reader, Session};
 use gpushare_simulator::{clock, timeline};
 
-/// Time between two looks: far shorter than the time for which a program holds its memory.
+/// Polling interval: far shorter than the time for which a program holds its memory.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Bytes that living processes hold on the first GPU, contexts included.
+/// Returns the bytes that living processes hold on the first GPU, contexts included.
 fn held(reader: &Reader) -> u64 {
     let gpu = &reader.state.gpus()[0];
     let slots = 0..reader.state.used_slots();
@@ -35,7 +35,7 @@ impl Peak {
     /// Starts to watch the first GPU of the node whose state is in `shared`.
     ///
     /// # Errors
-    /// When there is no such node.
+    /// If there is no such node.
     pub fn watch(shared: &Path) -> Result<Self> {
         let reader = Reader::open(shared).context("cannot read the node's state")?;
         let (over, most) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(0)));
@@ -46,8 +46,8 @@ impl Peak {
                 std::thread::sleep(LOOK);
                 let now = held(reader);
                 let mut highest = highest.lock().unwrap_or_else(PoisonError::into_inner);
-                // A process that takes a dead one's slot is seen with that one's bytes for a moment, so only
-                // a value seen twice counts.
+                // When a process takes a dead one's slot, the slot shows the dead one's bytes for a moment, so only a
+                // value seen twice counts.
                 *highest = now.min(before).max(*highest);
                 before = now;
             }
@@ -55,7 +55,7 @@ impl Peak {
         Ok(Self { over, most, watcher: Some(watcher) })
     }
 
-    /// Highest number of bytes held so far.
+    /// Returns the highest number of bytes held so far.
     pub fn bytes(&self) -> u64 {
         *self.most.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +82,7 @@ pub struct Course {
     session: Session,
     /// Ids of the containers, which processes' cgroups contain.
     containers: Vec<String>,
-    /// Container of each process that was seen, by slot and generation; `None` for a process of no container.
+    /// Container of each process, by slot and generation; `None` for a process outside of the containers.
     owners: HashMap<(u32, u32), Option<usize>>,
     /// End of the last bin that was read, in nanoseconds of the device clock.
     read_until: u64,
@@ -94,15 +94,14 @@ impl Course {
     /// Starts now, on the node whose state is in `shared`.
     ///
     /// # Errors
-    /// When there is no such node.
+    /// If there is no such node.
     pub fn begin(shared: &Path, containers: Vec<String>) -> Result<Self> {
         let session = Session::open(shared).context("cannot join the node's processes")?;
         let bins = vec![Vec::new(); containers.len()];
         Ok(Self { session, containers, owners: HashMap::new(), read_until: clock::now(), bins })
     }
 
-    /// Reads the bins that have settled. The caller must call it a few times a second, because the simulator
-    /// forgets runs.
+    /// Reads the bins that have settled. Call it a few times a second, because the simulator forgets runs.
     pub fn follow(&mut self) {
         self.meet();
         while self.read_until + BIN + SETTLED < clock::now() {
@@ -134,12 +133,12 @@ impl Course {
         }
     }
 
-    /// Gives the slot back.
+    /// Releases the slot.
     pub fn end(self) {
         self.session.close();
     }
 
-    /// Nanoseconds of work in each bin, from the first bin in which container `index` worked.
+    /// Returns the nanoseconds of work in each bin, from the first bin in which container `index` worked.
     pub fn since_first_work(&self, index: usize) -> &[u64] {
         let bins = &self.bins[index];
         let first = bins.iter().position(|busy| *busy > 0).unwrap_or(bins.len());

@@ -1,4 +1,4 @@
-//! The agent for Kubernetes: what preparing a claim costs, and the agent beside many claims.
+//! The agent for Kubernetes: the cost of preparing a claim, and of running with many claims.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,14 +16,13 @@ use crate::table::{Row, Table};
 const CLAIMS: usize = 100;
 const GPUS: usize = 8;
 const WATCHED: Duration = Duration::from_secs(20);
-/// Seconds between the agent's looks at its claims, in place of 30: so one falls into the time that is
-/// watched.
+/// Seconds between the agent's checks of its claims, instead of 30, so that one falls into the measured time.
 const PERIOD: u64 = 10;
 
 /// Measures the section.
 ///
 /// # Errors
-/// When the agent is not built, or refuses a claim.
+/// If the agent is not built, or refuses a claim.
 pub fn section() -> Result<Table> {
     let program = program()?;
     let node = ClusterNode::start(&program, GPUS, Settings { period: PERIOD, ..Settings::default() });
@@ -96,7 +95,7 @@ fn timed<T>(call: impl FnOnce() -> Result<T, String>) -> Result<i64> {
     }
 }
 
-/// Processor time that all threads of a process have used so far.
+/// Returns the processor time that all threads of a process have used so far.
 fn processor_time(pid: i32) -> Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields = stat.rsplit(") ").next().unwrap_or_default();
@@ -105,7 +104,7 @@ fn processor_time(pid: i32) -> Result<Duration> {
     Ok(Duration::from_millis(ticks * 10))
 }
 
-/// Resident memory of a process, in KiB.
+/// Returns the resident memory of a process, in KiB.
 pub fn resident(pid: i32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line =

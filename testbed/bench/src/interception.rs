@@ -1,5 +1,5 @@
-//! What the interception library costs a program, and what it lets a container hold. The same program meets
-//! the bare simulated driver in the same run, for comparison.
+//! Measures the interception library's cost to a program, and the most memory that it lets a container use. The same
+//! program runs on the bare simulated driver in the same run, for comparison.
 
 mod cost;
 mod kills;
@@ -16,7 +16,7 @@ use crate::table::{Row, Table};
 /// Measures the section.
 ///
 /// # Errors
-/// When a program fails.
+/// If a program fails.
 pub fn section() -> Result<Table> {
     crate::need_runtime()?;
     let mut table = Table::default();
@@ -30,7 +30,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// Whether a program that never opens CUDA has the interception library in its memory.
+/// Checks whether a program that never opens CUDA has the interception library in its memory.
 fn without_cuda(table: &mut Table) -> Result<()> {
     let node = place::node(&[]);
     let limited = Limited::new(&node, &[("GPUSHARE_MEMORY", "8GiB")]);

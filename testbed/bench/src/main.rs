@@ -1,7 +1,7 @@
-//! `gpushare-bench [FILTER]`: measures gpushare and prints each figure beside its target.
+//! `gpushare-bench [FILTER]`: measures gpushare and prints each figure with its target.
 //!
-//! Everything is measured in one run, in turns with what it is compared with, because machines differ and
-//! drift. A run only reports: it never fails because a figure misses its target.
+//! Each figure and its baseline are measured alternately in one run, because machines differ and drift. A run only
+//! reports: it never fails because a figure misses its target.
 #![forbid(unsafe_code)]
 
 mod books;
@@ -85,7 +85,7 @@ fn run(filter: &str) -> Result<()> {
     Ok(())
 }
 
-/// Path of the no-op low-level runtime, which is built together with this program.
+/// Returns the path of the no-op low-level runtime, which is built together with this program.
 fn noop() -> Result<std::path::PathBuf> {
     let path = env::current_exe()?.with_file_name("gpushare-bench-noop");
     if !path.is_file() {

@@ -1,4 +1,4 @@
-//! Samples of a duration in nanoseconds: order statistics, and the ways in which figures are written.
+//! Samples of a duration in nanoseconds: order statistics and formatting.
 
 use std::fs;
 use std::process::Command;
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, bail};
 pub struct Sample(Vec<i64>);
 
 impl Sample {
-    /// A sample of durations or differences, in nanoseconds.
+    /// Creates a sample of durations or differences, in nanoseconds.
     ///
     /// # Errors
-    /// When there are none.
+    /// If it is empty.
     pub fn new(mut nanoseconds: Vec<i64>) -> Result<Self> {
         if nanoseconds.is_empty() {
             bail!("nothing was measured");
@@ -23,27 +23,27 @@ impl Sample {
         Ok(Self(nanoseconds))
     }
 
-    /// Number of runs.
+    /// Returns the number of runs.
     pub fn runs(&self) -> usize {
         self.0.len()
     }
 
-    /// The value that `percent` of the runs do not exceed (nearest rank).
+    /// Returns the value that `percent` of the runs do not exceed (nearest rank).
     pub fn percentile(&self, percent: usize) -> i64 {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0[rank.min(self.0.len()) - 1]
     }
 
-    /// The middle run.
+    /// Returns the middle run.
     pub fn median(&self) -> i64 {
         self.percentile(50)
     }
 }
 
-/// Nanoseconds that `command` takes from its start to its end.
+/// Returns the nanoseconds that `command` takes from its start to its end.
 ///
 /// # Errors
-/// When it cannot be started, or fails.
+/// If it cannot be started, or fails.
 pub fn timed(command: &mut Command) -> Result<i64> {
     let start = Instant::now();
     let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
@@ -54,26 +54,25 @@ pub fn timed(command: &mut Command) -> Result<i64> {
     Ok(elapsed)
 }
 
-/// A duration in nanoseconds, as a number that can be subtracted.
+/// Converts a duration to nanoseconds, as a number that can be subtracted.
 pub fn nanoseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Nanoseconds written as milliseconds: with three decimals, or with one from 20 ms on.
+/// Formats nanoseconds as milliseconds: with three decimals, or with one from 20 ms on.
 pub fn milliseconds(nanoseconds: i64) -> String {
     let value = Duration::from_nanos(nanoseconds.unsigned_abs()).as_secs_f64() * 1e3;
     let sign = if nanoseconds < 0 { "-" } else { "" };
     if value < 20.0 { format!("{sign}{value:.3}") } else { format!("{sign}{value:.1}") }
 }
 
-/// A difference in nanoseconds, written like [`milliseconds`] with its sign.
+/// Formats a difference in nanoseconds like [`milliseconds`], with its sign.
 pub fn difference(nanoseconds: i64) -> String {
     let sign = if nanoseconds < 0 { "" } else { "+" };
     format!("{sign}{}", milliseconds(nanoseconds))
 }
 
-/// A difference in picoseconds, written as nanoseconds with its sign: with one decimal, or none from 100 ns
-/// on.
+/// Formats a difference in picoseconds as nanoseconds with its sign: with one decimal, or none from 100 ns on.
 pub fn added(picoseconds: i64) -> String {
     let tenths = (picoseconds.unsigned_abs() + 50) / 100;
     let sign = if picoseconds < 0 && tenths > 0 { "-" } else { "+" };
@@ -81,7 +80,7 @@ pub fn added(picoseconds: i64) -> String {
     if tenths < 1000 { format!("{sign}{whole}.{}", tenths % 10) } else { format!("{sign}{whole}") }
 }
 
-/// The machine that was measured on: processors, kernel and load.
+/// Describes the machine: processors, kernel and load.
 pub fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(0, usize::from);

@@ -1,14 +1,14 @@
-//! Puts all files of a run onto one tmpfs. Engines keep bundles, runtimes their state and gpushare its own on
-//! `/run`, which is a tmpfs too. On a disk, write-back would be part of every figure.
+//! Puts all files of a run onto one tmpfs. Engines keep bundles, runtimes their state and gpushare its own on `/run`,
+//! which is a tmpfs too. On a disk, write-back would affect every figure.
 
 use anyhow::{Context, Result};
 use gpushare_tests::scratch::Scratch;
 use nix::mount::{MsFlags, mount};
 
-/// Puts all temporary folders that this program makes from now on onto a tmpfs, which is unmounted on drop.
+/// Puts all temporary directories that this program creates from now on onto a tmpfs, which is unmounted on drop.
 ///
 /// # Errors
-/// When it cannot be mounted.
+/// If it cannot be mounted.
 pub fn on_tmpfs() -> Result<Scratch> {
     let scratch = Scratch::new("bench");
     mount(Some("tmpfs"), scratch.path(), Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))

@@ -1,5 +1,4 @@
-//! `gpushare meter` on the node: starts it for the sections that need one, and measures the processor time
-//! that it takes.
+//! Starts `gpushare meter` on the node for the sections that need it, and measures the processor time that it takes.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -20,7 +19,7 @@ const WATCHED: Duration = Duration::from_secs(20);
 /// Measures the section.
 ///
 /// # Errors
-/// When a container or the meter fails.
+/// If a container or the meter fails.
 pub fn section() -> Result<Table> {
     crate::need_runtime()?;
     let mut table = Table::default();
@@ -47,8 +46,8 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// The wrapper in front of runc. The simulated GPUs' memory is not the resource manager's, so that supervisors
-/// have nothing to do.
+/// Returns the wrapper in front of runc. The simulated GPUs' memory does not come from the resource manager, so
+/// supervisors have nothing to do.
 fn runtime(node: &SimulatedNode, is_supervised: bool) -> Result<Runtime> {
     let config = node.config_with("meter", &LowLevel::Runc.settings());
     if is_supervised {
@@ -71,10 +70,10 @@ fn bundle() -> Bundle {
 pub struct Meter(Child);
 
 impl Meter {
-    /// Starts the meter under the settings of `node`.
+    /// Starts the meter with the settings of `node`.
     ///
     /// # Errors
-    /// When it cannot be started, or ends at once.
+    /// If it cannot be started, or ends at once.
     pub fn start(node: &SimulatedNode) -> Result<Self> {
         let mut command = Command::new(artifacts::cli());
         command.arg("meter").env("GPUSHARE_CONFIG", node.config());
@@ -86,10 +85,10 @@ impl Meter {
         Ok(Self(child))
     }
 
-    /// Processor time that the meter has used so far.
+    /// Returns the processor time that the meter has used so far.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn processor_time(&self) -> Result<Duration> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.0.id())).context("no meter")?;
         let mut sum = Duration::ZERO;

@@ -1,5 +1,5 @@
-//! The delay that a container causes on its node when it takes every kernel file lease (F_SETLEASE) that it
-//! gets.
+//! Measures the delay that a container causes on its node when it takes every kernel file lease (F_SETLEASE) that it
+//! can get.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -17,20 +17,20 @@ use crate::meter::Meter;
 use crate::table::{Row, Table};
 
 const ROUNDS: usize = 20;
-/// Most nanoseconds that a call may take beyond the same call without the attacker.
+/// Most nanoseconds that a call may take in addition to the same call without the attacker.
 const MOST: i64 = 10_000_000;
 const CLIENT: &str = "/bin/gpushare-tests-client";
-/// All files of gpushare that a container has; [`DRIVERS`] are those of the driver.
+/// All files of gpushare in a container; [`DRIVERS`] lists those of the driver.
 const OURS: &str = "/usr/lib/gpushare/limits /usr/lib/gpushare/usage /usr/lib/x86_64-linux-gnu/libcuda.so.1 \
                     /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
 const DRIVERS: &str = "/usr/lib/gpushare/driver/cuda /usr/lib/gpushare/driver/nvidia-ml";
-/// Uid that owns gpushare's files; a process in a container can change to it.
+/// Uid that owns gpushare's files. A process in a container can change to it.
 const NOBODYS: &str = "2147483600";
 
 /// Measures the section.
 ///
 /// # Errors
-/// When a container or the meter fails.
+/// If a container or the meter fails.
 pub fn section() -> Result<Table> {
     crate::need_runtime()?;
     let mut table = Table::default();
@@ -38,7 +38,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// The calls that are timed, in this order.
+/// Names of the timed calls, in order.
 const CALLS: [&str; 7] = [
     "create and start",
     "a CUDA program: dlopen, first allocation",
@@ -55,7 +55,7 @@ fn beside_leases(table: &mut Table) -> Result<()> {
     let share = |args: &[&str]| Bundle::with_client().env("GPUSHARE_MEMORY", "1GiB").args(args);
     let takes = format!("{CLIENT} lease --uid {NOBODYS} {OURS} & exec {CLIENT} lease {DRIVERS}");
     let (first, attacker) = (share(&["sleep", "10000"]), share(&["sh", "-c", &takes]));
-    let _first = runtime.run(&first); // so that the meter runs on
+    let _first = runtime.run(&first); // keeps the meter running
     let _meter = Meter::start(&node)?;
     sleep(Duration::from_secs(2));
     let victim = share(&["sleep", "10000"]);
@@ -70,7 +70,7 @@ fn beside_leases(table: &mut Table) -> Result<()> {
                 }
             }
             let all = calls(&runtime, &victim)?;
-            // The first round makes files and caches that later rounds find, so it does not count.
+            // The first round creates files and caches that later rounds find, so it does not count.
             for (times, time) in times.iter_mut().zip(all).filter(|_| round > 0) {
                 times[usize::from(attacked)].push(time);
             }

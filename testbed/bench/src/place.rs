@@ -1,5 +1,5 @@
-//! Places where a client program runs: in a container with a share, on the same node with the bare driver, or
-//! on the node with a peer's library preloaded.
+//! Places to run a client program: in a container with a share, on the same node with the bare driver, or on the node
+//! with a peer's library preloaded.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -13,28 +13,28 @@ use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use gpushare_tests::scratch::Scratch;
 use gpushare_tests::{artifacts, command};
 
-/// Variable with the path of a peer's library to preload: HAMi-core's `libvgpu.so`.
+/// Environment variable with the path of a peer's library to preload: HAMi-core's `libvgpu.so`.
 pub const PEER: &str = "HAMI_CORE";
 
-/// Bytes that the interception library charges for a process's contexts where no real one was seen.
+/// Bytes that the interception library charges for a process's contexts if it has seen no real one.
 pub const CONTEXT: u64 = ContextCost::UNKNOWN.most;
 
-/// A node on which a context costs as much as the interception library assumes. Books and limit can then be
+/// Creates a node on which a context costs as much as the interception library assumes, so books and limit can be
 /// compared to the byte. `more` are further arguments for `gpushare-simulator create`.
 pub fn node(more: &[&str]) -> SimulatedNode {
     let context = format!("{}MiB", CONTEXT >> 20);
     SimulatedNode::with(1, MODEL, "80GiB", &[&["--context", &*context], more].concat())
 }
 
-/// A container that sleeps and has a share, with the runtime that makes it.
+/// A sleeping container with a share, and the runtime that creates it.
 pub struct Limited {
     runtime: Runtime,
     bundle: Bundle,
 }
 
 impl Limited {
-    /// On `node`, with `environment` and with `GPUSHARE_SIMULATOR_RUN=0`, under which kernels take time and
-    /// compute nothing.
+    /// Creates one on `node`, with `environment` and with `GPUSHARE_SIMULATOR_RUN=0`, which makes kernels take time
+    /// and compute nothing.
     pub fn new(node: &SimulatedNode, environment: &[(&str, &str)]) -> Self {
         let bundle = Bundle::host_root().env("GPUSHARE_SIMULATOR_RUN", "0");
         let bundle = environment.iter().fold(bundle, |bundle, (name, value)| bundle.env(name, value));
@@ -50,19 +50,19 @@ impl Limited {
 /// Path of the driver's own libcuda in a container.
 pub const DRIVER: &str = "/usr/lib/gpushare/driver/cuda";
 
-/// Standard output of the client in `container`.
+/// Runs the client in `container`, and returns its standard output.
 ///
 /// # Errors
-/// When the client fails, with its standard error.
+/// If the client fails, with its standard error.
 pub fn inside(container: &Container<'_>, words: &[&str]) -> Result<String> {
     exec(container, &[], words)
 }
 
-/// Like [`inside`], but past the interception library: the driver's own file is loaded first and so answers
-/// to the library's name. The cgroup is the same.
+/// Like [`inside`], but bypasses the interception library: the driver's own file is loaded first and so takes the
+/// library's name. The cgroup is the same.
 ///
 /// # Errors
-/// When the client fails, with its standard error.
+/// If the client fails, with its standard error.
 pub fn inside_bare(container: &Container<'_>, words: &[&str]) -> Result<String> {
     let preload = format!("LD_PRELOAD={DRIVER}");
     exec(container, &["/usr/bin/env", &preload], words)
@@ -77,7 +77,7 @@ fn exec(container: &Container<'_>, before: &[&str], words: &[&str]) -> Result<St
     Ok(outcome.stdout)
 }
 
-/// A place on the host where a program meets the node's driver, with an environment of its own.
+/// A place on the host where a program uses the node's driver, with an environment of its own.
 #[derive(Debug)]
 pub struct OnHost {
     environment: Vec<(String, String)>,
@@ -85,7 +85,7 @@ pub struct OnHost {
 }
 
 impl OnHost {
-    /// With the bare driver of `node`.
+    /// Creates a place with the bare driver of `node`.
     pub fn bare(node: &SimulatedNode) -> Self {
         let text = |path: PathBuf| path.to_string_lossy().into_owned();
         let environment = vec![
@@ -96,8 +96,8 @@ impl OnHost {
         Self { environment, scratch: Scratch::new("host") }
     }
 
-    /// With the bare driver below the peer's library, under a limit of `mib` MiB and `cores` percent. `None`
-    /// without a peer.
+    /// Creates a place with the peer's library on top of the bare driver, under a limit of `mib` MiB and `cores`
+    /// percent. Returns `None` without a peer.
     pub fn peer(node: &SimulatedNode, mib: u64, cores: u32) -> Option<Self> {
         let library = env::var_os(PEER).filter(|path| !path.is_empty())?;
         Some(Self::preloaded(node, Path::new(&library), mib, cores))
@@ -122,19 +122,19 @@ impl OnHost {
         self
     }
 
-    /// Standard output of the client in this place.
+    /// Runs the client here, and returns its standard output.
     ///
     /// # Errors
-    /// When the client fails, with its standard error.
+    /// If the client fails, with its standard error.
     pub fn run(&self, words: &[&str]) -> Result<String> {
         let client = artifacts::client();
         self.program(&client.to_string_lossy(), words)
     }
 
-    /// Standard output of any program in this place.
+    /// Runs any program here, and returns its standard output.
     ///
     /// # Errors
-    /// When the program fails, with its standard error.
+    /// If the program fails, with its standard error.
     pub fn program(&self, program: &str, words: &[&str]) -> Result<String> {
         let environment = self.environment.iter().map(|(name, value)| (name, value));
         let outcome = command::run(Command::new(program).args(words).envs(environment));
@@ -149,8 +149,7 @@ impl OnHost {
 mod tests {
     use super::*;
 
-    /// A preloaded library that finds its functions through dlsym, reduced to the least that limits
-    /// cuMemAlloc.
+    /// A preloaded library that finds its functions through dlsym, reduced to the minimum that limits cuMemAlloc.
     const STAND_IN: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,9 +1,9 @@
-//! Placement of a production trace's tasks, beside the best published policy: the experiment of the FGD study
+//! Compares placement of a production trace's tasks with the best published policy: the experiment of the FGD study
 //! (Weng et al., "Beware of Fragmentation", USENIX ATC 2023).
 //!
-//! `TRACES` names a folder with the study's lists of nodes and tasks. Tasks are drawn from a list in a random
-//! order and placed one after the other, and none leaves, until what has arrived is 130 % of the cluster's
-//! GPUs. The figure is what is allocated then, in percent of all GPUs, as the mean over ten orders.
+//! `TRACES` names a directory with the study's lists of nodes and tasks. Tasks are drawn from a list in a random order
+//! and placed one after the other, and none leaves, until the tasks that have arrived need 130 % of the cluster's
+//! GPUs. The figure is the part that is allocated then, in percent of all GPUs, as the mean over ten orders.
 
 mod arrivals;
 mod extender;
@@ -24,10 +24,10 @@ use arrivals::Outcome;
 use fgd::Fgd;
 use trace::{Trace, popularity};
 
-/// The seeds of the orders: those of the study.
+/// The seeds of the orders, as in the study.
 const SEEDS: std::ops::Range<u64> = 42..52;
 
-/// The study's own figures of FGD, and how far above them `fill` is to be, in points.
+/// The study's own figures for FGD, and how many points `fill` should exceed them.
 const STUDY: [(&str, f64, f64); 8] = [
     ("default", 95.39, 0.5),
     ("cpu100", 95.35, 0.5),
@@ -39,13 +39,13 @@ const STUDY: [(&str, f64, f64); 8] = [
     ("gpuspec33", 94.55, 1.0),
 ];
 
-/// The policies, by the order of their figures.
+/// The policies, in the order of their figures.
 const POLICIES: [&str; 4] = ["fill", "FGD", "binpack", "spread"];
 
 /// Measures the section.
 ///
 /// # Errors
-/// When a list cannot be read.
+/// If a list cannot be read.
 pub fn section() -> Result<Table> {
     let mut table = Table::default();
     let Some(folder) = std::env::var_os("TRACES").map(PathBuf::from) else {
@@ -69,7 +69,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// The mean outcome of each policy.
+/// Returns the mean outcome of each policy.
 fn of_list(trace: &Trace) -> [Outcome; 4] {
     let demand = popularity(&trace.tasks);
     let runs: Mutex<Vec<[Outcome; 4]>> = Mutex::default();
@@ -121,7 +121,7 @@ fn row(name: &str, outcomes: &[Outcome; 4], table: &mut Table) {
     });
 }
 
-/// One policy for a task's worth, by its name.
+/// Returns the policies that depend on demand, with their names.
 fn policies(demand: &gpushare_placement::Demand) -> [(&'static str, Box<dyn Policy>); 2] {
     [(POLICIES[0], Box::new(Fill::new(demand))), (POLICIES[1], Box::new(Fgd::new(demand)))]
 }

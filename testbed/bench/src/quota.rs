@@ -15,23 +15,23 @@ use gpushare_tests::scratch::Scratch;
 use crate::measure::{Sample, nanoseconds};
 use crate::table::{Row, Table};
 
-/// The hidden argument that makes this program one of the processes that reserve.
+/// The hidden argument that makes this program one of the reserving processes.
 pub const CHILD: &str = "--child-reserve";
 
 const GIB: u64 = 1 << 30;
-/// Shares that the node of a round has room for; 64 processes ask for one each.
+/// Shares that fit on the node of a round; 64 processes request one each.
 const ROOM: u64 = 56;
 const PROCESSES: usize = 64;
 const ROUNDS: usize = 30;
 const SINGLE_RUNS: usize = 1000;
 const RATIO_RUNS: usize = 1500;
-/// Longer than any child waits for its turn. A child that outlives its parent ends by itself after it.
+/// Longer than any child waits for its turn. A child that outlives its parent ends by itself after this time.
 const CHILD_LIVES: Duration = Duration::from_secs(120);
 
 /// Measures the section.
 ///
 /// # Errors
-/// When something other than a refusal goes wrong.
+/// On any failure other than a refusal.
 pub fn section() -> Result<Table> {
     let mut table = Table::default();
     let [alone, beside_many] = [single(10)?, single(1000)?];
@@ -65,7 +65,7 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// A state folder that is removed on drop.
+/// A state directory that is removed on drop.
 #[derive(Debug)]
 pub struct State {
     folder: StateFolder,
@@ -73,22 +73,23 @@ pub struct State {
 }
 
 impl State {
-    /// An empty state folder.
+    /// Creates an empty state directory.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If it cannot be created.
     pub fn new() -> Result<Self> {
         let scratch = Scratch::new("state");
         Ok(Self { folder: StateFolder::open(&scratch.path().join("run"))?, _scratch: scratch })
     }
 
-    /// Path of the folder.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 }
 
-/// Times of one process that opens folder and store, reserves beside `held` leases, and closes the store.
+/// Returns the times of one process that opens directory and store, reserves while the store has `held` leases, and
+/// closes the store.
 fn single(held: usize) -> Result<Sample> {
     let state = State::new()?;
     let (request, gpus) = (request()?, gpus(8, 128));
@@ -104,7 +105,7 @@ fn single(held: usize) -> Result<Sample> {
     Sample::new(times)
 }
 
-/// A store in which this process holds `count` leases, on 8 GPUs with room for 128 each.
+/// Returns a store in which this process holds `count` leases, on 8 GPUs with room for 128 each.
 fn holding(state: &Path, count: usize) -> Result<Store> {
     let store = Store::open(state)?;
     let (request, gpus, holder) = (request()?, gpus(8, 128), Holder::this_process()?);
@@ -152,11 +153,11 @@ fn release(store: &Store, key: &LeaseKey) -> Result<()> {
     Ok(())
 }
 
-/// Runs one process that reserves. It prints that it is ready, waits until its standard input ends, reserves,
-/// prints the result, and stays alive. The lease of a process that is gone would be swept and granted again.
+/// Runs one reserving process. It prints that it is ready, waits until its standard input ends, reserves, prints the
+/// result, and stays alive: the lease of an ended process would be swept and granted again.
 ///
 /// # Errors
-/// When something other than a refusal goes wrong.
+/// On any failure other than a refusal.
 pub fn child(state: &str, name: &str) -> Result<()> {
     let (key, request, gpus) = (key(name), request()?, gpus(1, ROOM));
     let mut output = std::io::stdout();
@@ -168,7 +169,7 @@ pub fn child(state: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A child of this program that is killed and waited for on drop.
+/// A child of this program that is killed and reaped on drop.
 struct Process {
     child: Child,
     answers: BufReader<ChildStdout>,
@@ -212,10 +213,10 @@ impl Drop for Process {
     }
 }
 
-/// Nanoseconds that a new process, like the wrapper, spends on the quota store until it has its lease.
+/// Returns the nanoseconds that a new process, like the wrapper, spends on the quota store until it has its lease.
 ///
 /// # Errors
-/// When it gets no lease.
+/// If it gets no lease.
 pub fn in_a_new_process(state: &Path) -> Result<i64> {
     let (input, go) = pipe()?;
     let mut process = Process::start(state, "new", input)?;
@@ -237,7 +238,7 @@ struct Crowd {
 
 fn crowd() -> Result<Crowd> {
     let state = State::new()?;
-    // The ledger is made before the first round, as on a node that has run a container.
+    // Create the ledger before the first round, as on a node that has run a container.
     let names: Vec<String> = (0..PROCESSES).map(|number| format!("crowd-{number}")).collect();
     drop(Store::open(state.path())?);
     let (mut times, mut outcomes) = (Vec::new(), Vec::new());
@@ -256,7 +257,7 @@ fn crowd() -> Result<Crowd> {
     Ok(Crowd { times: Sample::new(times)?, outcomes })
 }
 
-/// One round. All processes wait at one pipe; its end releases them together.
+/// Runs one round. All processes wait at one pipe; closing it releases them together.
 fn round(state: &Path, names: &[String]) -> Result<Vec<Reserved>> {
     let (input, go) = pipe()?;
     let started = names.iter().map(|name| Process::start(state, name, input.try_clone()?));
@@ -265,7 +266,7 @@ fn round(state: &Path, names: &[String]) -> Result<Vec<Reserved>> {
     processes.iter_mut().map(Process::reserved).collect()
 }
 
-/// Times of reservations in open stores with 10 and with 1,000 leases, measured in turns.
+/// Returns the times of reservations in open stores with 10 and with 1,000 leases, measured alternately.
 fn few_and_many() -> Result<(Sample, Sample)> {
     let folders = [State::new()?, State::new()?];
     let (request, gpus, holder) = (request()?, gpus(8, 128), Holder::this_process()?);
@@ -293,17 +294,16 @@ fn key(container: &str) -> LeaseKey {
     LeaseKey { root: "/run/runc".to_owned(), container: container.to_owned() }
 }
 
-/// A request for a share of 1 GiB.
-/// A request for 1 GiB.
+/// Returns a request for a share of 1 GiB.
 ///
 /// # Errors
-/// Never, for words that are always the same.
+/// Never, because the words are constant.
 pub fn request() -> Result<Request> {
     let container = Container::new(BTreeMap::new(), vec!["GPUSHARE_MEMORY=1GiB".to_owned()]);
     gpushare_request::read(&container, &Policy::default(), &[])?.context("the request is none")
 }
 
-/// `count` GPUs with `gib` GiB each.
+/// Creates `count` GPUs with `gib` GiB each.
 pub fn gpus(count: u8, gib: u64) -> Vec<Gpu> {
     (0..count)
         .map(|index| {

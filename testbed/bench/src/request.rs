@@ -1,5 +1,5 @@
-//! Reading a request: the time from config.json as a value to the request on this node, for bundles of
-//! several systems.
+//! Measures how long it takes to turn a parsed config.json into the request on this node, for bundles of several
+//! systems.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -20,7 +20,7 @@ const TARGET: i64 = 50_000;
 /// Measures the section.
 ///
 /// # Errors
-/// When a bundle is refused.
+/// If a bundle is refused.
 pub fn section() -> Result<Table> {
     let node = gpus(4, 80);
     let mut table = Table::default();
@@ -44,7 +44,7 @@ fn reading(bundle: &Value, node: &[Gpu], asks: bool) -> Result<Sample> {
     Sample::new(times)
 }
 
-/// Name of each bundle, the bundle, and whether it asks for a share.
+/// Lists the bundles: the name, the bundle, and whether it requests a share.
 fn bundles() -> Vec<(&'static str, Value, bool)> {
     let env = |more: &[&str]| {
         let usual = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "CUDA_VERSION=12.4.1"];

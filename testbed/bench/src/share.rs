@@ -1,5 +1,5 @@
-//! Whether programs get the share of a GPU's time that their container was given. Real processes run in real
-//! containers on a simulated GPU that works in real time; the GPU's own books judge them.
+//! Checks whether programs get their container's share of a GPU's time. Real processes run in real containers on a
+//! simulated GPU that works in real time, and the GPU's own books provide the figures.
 
 mod cases;
 mod verdict;
@@ -20,19 +20,19 @@ use crate::meter::Meter;
 use crate::place;
 use crate::table::{Row, Table};
 
-/// Variable: seconds of a case after its first one. The targets are stated for 10.
+/// Environment variable: seconds of a case after its first one. The targets are stated for 10.
 const SECONDS: &str = "GPUSHARE_BENCH_SECONDS";
-/// Variable: selects cases by a part of their name.
+/// Environment variable: selects cases by a part of their name.
 const CASES: &str = "GPUSHARE_BENCH_CASES";
-/// Time between two looks at the books.
+/// Time between two reads of the books.
 const FOLLOW: Duration = Duration::from_millis(50);
-/// A program that has not used the GPU after this time will not do so.
+/// A program that has not used the GPU after this time never will.
 const BEGIN: Duration = Duration::from_secs(20);
 
 /// Measures the section.
 ///
 /// # Errors
-/// When a program fails or does not use the GPU at all.
+/// If a program fails or does not use the GPU at all.
 pub fn section() -> Result<Table> {
     crate::need_runtime()?;
     let seconds = env::var(SECONDS).map_or(Ok(10), |text| text.parse()).context(SECONDS)?;
@@ -94,7 +94,7 @@ fn run(node: &SimulatedNode, case: &Case, seconds: u64) -> Result<Row> {
     Ok(row(case, &figures))
 }
 
-/// The bundle of a container whose program is the client.
+/// Returns the bundle of a container whose program is the client.
 fn bundle(tenant: &Tenant, seconds: u64) -> Bundle {
     let client = artifacts::client();
     // The first second, `seconds` more, and 3 s until the last container has started.
@@ -123,7 +123,7 @@ fn row(case: &Case, figures: &[Figures]) -> Row {
     let worst = |figure: fn(&Figures) -> f64| figures.iter().map(figure).fold(0.0, f64::max);
     let (mean, window, first) =
         (worst(Figures::mean_error), worst(Figures::window_error), worst(Figures::first));
-    // Without a meter nobody knows how long others had the GPU between two events.
+    // Without a meter, a program cannot know how long others had the GPU between two events.
     let (most, longest) = match (case.device, case.meter) {
         (Device::Fifo, _) => (0.5, "3"),
         (Device::Slices, true) => (1.0, "4"),

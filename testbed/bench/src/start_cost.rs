@@ -1,5 +1,5 @@
-//! What a share costs at the start of a container: the whole start beside plain runc, and the wrapper alone
-//! in front of a low-level runtime that does nothing.
+//! Measures a share's cost at the start of a container: the whole start compared with plain runc, and the wrapper
+//! alone in front of a low-level runtime that does nothing.
 
 mod alone;
 mod crowded;
@@ -19,20 +19,20 @@ use gpushare_tests::scratch::Scratch;
 use crate::measure::{self, Sample};
 use crate::table::{Row, Table};
 
-/// Variable with the path of a peer's wrapper: any program that is called like runc.
+/// Environment variable with the path of a peer's wrapper: any program that is called like runc.
 const PEER: &str = "NVIDIA_CONTAINER_RUNTIME";
 const SHARE: (&str, &str) = ("GPUSHARE_MEMORY", "4GiB");
 /// runc varies by ten milliseconds from run to run, so fewer pairs would not show a difference of two.
 const LAPS: usize = 200;
 const MS: i64 = 1_000_000;
 
-/// The calls of a lap that a figure is about.
+/// Selects the calls of a lap that a figure covers.
 type Part = fn(Lap) -> i64;
 
 /// Measures the section.
 ///
 /// # Errors
-/// When a runtime fails.
+/// If a runtime fails.
 pub fn section() -> Result<Table> {
     crate::need_runtime()?;
     nix::sys::prctl::set_child_subreaper(true).context("cannot become the reaper of containers")?;
@@ -56,10 +56,10 @@ fn peer_program() -> Option<Program> {
     peer().map(|path| Program::Peer { path, scratch: Scratch::new("peer") })
 }
 
-/// What a supervisor adds to the start and the end of a container.
+/// Measures the time that a supervisor adds to the start and the end of a container.
 ///
 /// # Errors
-/// When a runtime fails.
+/// If a runtime fails.
 pub fn supervised(table: &mut Table) -> Result<()> {
     crate::need_runtime()?;
     nix::sys::prctl::set_child_subreaper(true).context("cannot become the reaper of containers")?;
@@ -87,8 +87,8 @@ pub fn supervised(table: &mut Table) -> Result<()> {
     push_cpu(table, &laps, target)
 }
 
-/// Plain runc, the wrapper, and the peer if there is one. All have the same bundle except for what asks for a
-/// GPU.
+/// Returns plain runc, the wrapper, and the peer if there is one. All have the same bundle except for the settings
+/// that request a GPU.
 fn contenders(node: &SimulatedNode, share: bool) -> Vec<Contender> {
     let env = share.then_some(SHARE);
     let bare = Contender::new(Program::Ours(Runtime::bare(LowLevel::Runc)), env);
@@ -98,7 +98,7 @@ fn contenders(node: &SimulatedNode, share: bool) -> Vec<Contender> {
     [bare, ours].into_iter().chain(peer).collect()
 }
 
-/// Laps of each contender. Each turn has one lap of each; the first in a turn changes from turn to turn.
+/// Runs laps of each contender. Each turn has one lap of each, and the order rotates.
 fn race(contenders: &[Contender]) -> Result<Vec<Vec<Lap>>> {
     let mut laps = vec![Vec::new(); contenders.len()];
     for turn in 0..LAPS {
@@ -110,12 +110,12 @@ fn race(contenders: &[Contender]) -> Result<Vec<Vec<Lap>>> {
     Ok(laps)
 }
 
-/// The differences between `laps` and `base`, turn by turn.
+/// Returns the differences between `laps` and `base`, turn by turn.
 fn differences(laps: &[Lap], base: &[Lap], part: Part) -> Result<Sample> {
     Sample::new(laps.iter().zip(base).map(|(lap, base)| part(*lap) - part(*base)).collect())
 }
 
-/// The peer's median difference to plain runc, as a cell; `None` without a peer.
+/// Returns the peer's median difference from plain runc, as a cell; `None` without a peer.
 fn peer_cell(laps: &[Vec<Lap>], part: Part) -> Result<Option<String>> {
     let Some(peer) = laps.get(2) else { return Ok(None) };
     Ok(Some(format!("{} ms", measure::difference(differences(peer, &laps[0], part)?.median()))))
@@ -126,8 +126,7 @@ fn with_share(node: &SimulatedNode, table: &mut Table) -> Result<()> {
     let files = |contenders: &[Contender]| -> Result<Vec<usize>> {
         contenders.iter().map(Contender::files_in_image).collect()
     };
-    // The first start makes mount targets, the quota store and the inventory's cache, so it does not count as
-    // a lap.
+    // The first start creates mount targets, the quota store and the inventory's cache, so it does not count as a lap.
     let fresh = files(&contenders)?;
     contenders.iter().try_for_each(|contender| contender.lap().map(drop))?;
     let first = files(&contenders)?;
@@ -163,7 +162,7 @@ fn with_share(node: &SimulatedNode, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// The processor time of the same laps, which varies less than their time.
+/// Adds the processor time of the same laps, which varies less than their duration.
 fn push_cpu(table: &mut Table, laps: &[Vec<Lap>], target: i64) -> Result<()> {
     let cpu: Part = |lap| lap.cpu;
     let difference = differences(&laps[1], &laps[0], cpu)?;

@@ -1,10 +1,10 @@
-//! Costs of a supervisor to the programs that it holds: the calls that it performs or lets through, those
-//! that only pass its filter, the start of a container, and its own memory.
+//! Measures a supervisor's cost to its programs: the calls that it performs or lets through, calls that only pass its
+//! filter, the start of a container, and its own memory.
 //!
-//! The resource manager is a simulated one, a file system in user space. What its calls take is subtracted:
-//! each figure is a difference of pairs. It is a third process on a machine that may have two processors, and
-//! a program that has waited for a supervisor waits longer for it, so what a report costs is measured on
-//! plain files, too.
+//! The resource manager is a simulated one, a file system in user space. Each figure is a difference of pairs, which
+//! cancels the time of the manager's calls. The manager is a third process on a machine that may have two processors,
+//! and a program that has waited for a supervisor waits longer for it. The cost of a report is therefore also measured
+//! on plain files.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -25,22 +25,22 @@ use crate::table::{Row, Table};
 /// Pairs of runs, each of which makes its call thousands of times.
 const PAIRS: usize = 11;
 const GIB: u64 = 1 << 30;
-/// Picoseconds.
+/// A microsecond in picoseconds.
 const US: i64 = 1_000_000;
-/// The most objects that a supervisor keeps books of.
+/// The most objects that a supervisor tracks.
 const MOST_OBJECTS: usize = 65_000;
-/// A time in which an idle supervisor must not run.
+/// Time during which an idle supervisor must not run.
 const IDLE: Duration = Duration::from_secs(3);
 
 /// Measures the section.
 ///
 /// # Errors
-/// When a program fails.
+/// If a program fails.
 pub fn section() -> Result<Table> {
     let folder = TempDir::new()?;
     let place = Place::new(folder.path(), &driver_version())?;
     let mut table = Table::default();
-    // Of calls that take less than a microsecond the fastest tenth tells: the rest is the machine's doing.
+    // For calls below a microsecond, use the fastest tenth: the machine causes the rest of the variation.
     let plain_folder = TempDir::new()?;
     let plain = Place::of_plain_files(plain_folder.path(), &driver_version())?;
     let bare = added(&plain, "alone", 50, &|| Ok("-".into()))?;
@@ -73,8 +73,8 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// Picoseconds that whoever `start` starts adds to a call: the differences of this percentile of pairs of
-/// runs.
+/// Returns the picoseconds that the process started by `start` adds to a call: the differences of this percentile in
+/// pairs of runs.
 fn added(
     place: &Place,
     call: &str,
@@ -85,7 +85,7 @@ fn added(
     for pair in 0..PAIRS {
         let bare = || timed(place, call, None, percentile);
         let held = || timed(place, call, Some(start()?), percentile);
-        // The first of a pair changes.
+        // Alternate which one of a pair runs first.
         let (bare, held) = if pair % 2 == 0 { (bare()?, held()?) } else { swapped(held()?, bare()?) };
         differences.push(held - bare);
     }
@@ -104,7 +104,7 @@ fn calls() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// This percentile of one run's calls, in picoseconds.
+/// Returns this percentile of one run's calls, in picoseconds.
 fn timed(place: &Place, call: &str, socket: Option<PathBuf>, percentile: usize) -> Result<i64> {
     let output = Command::new(calls()?).arg(place.dev()).arg(call).args(socket).output()?;
     if !output.status.success() {
@@ -114,7 +114,7 @@ fn timed(place: &Place, call: &str, socket: Option<PathBuf>, percentile: usize) 
     Ok(Sample::new(lines.lines().filter_map(|line| line.parse().ok()).collect())?.percentile(percentile))
 }
 
-/// Memory of the keeper and the worker, and whether they sleep while their container has no client.
+/// Measures the memory of the keeper and the worker, and checks that they sleep while their container has no client.
 fn own_memory(place: &Place, table: &mut Table) -> Result<()> {
     for (objects, most) in [(120, 3), (MOST_OBJECTS, 12)] {
         let socket = start_alone(place, 80 * GIB)?;
@@ -172,7 +172,7 @@ fn start_alone(place: &Place, limit: u64) -> Result<PathBuf> {
     place.start_supervisor(&artifacts::supervisor(), limit)
 }
 
-/// The keeper and the worker of this place.
+/// Returns the PIDs of this place's keeper and worker.
 fn pids(place: &Place) -> Result<Vec<i32>> {
     let pids = supervisors(&place.dev())?;
     if pids.len() != 2 {
@@ -185,7 +185,7 @@ fn pss_kib(pid: i32) -> Result<u64> {
     number(Path::new(&format!("/proc/{pid}/smaps_rollup")), "Pss:")
 }
 
-/// How often they have gone to sleep until now.
+/// Returns how often they have gone to sleep so far.
 fn switches(place: &Place) -> Result<u64> {
     let of = |pid: i32| number(Path::new(&format!("/proc/{pid}/status")), "voluntary_ctxt_switches:");
     pids(place)?.into_iter().map(of).sum()

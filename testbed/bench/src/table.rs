@@ -1,10 +1,10 @@
-//! Writes figures as a Markdown table, one row for each figure with its target, aligned for the terminal too.
+//! Writes figures as a Markdown table, one row for each figure with its target, aligned for terminals too.
 
 use std::fmt;
 
 use crate::measure::{self, Sample};
 
-/// Written where nothing was measured.
+/// Written if nothing was measured.
 const NONE: &str = "-";
 
 /// The figures of one section, and the notes below them.
@@ -27,29 +27,29 @@ pub struct Row {
 }
 
 impl Row {
-    /// A row with a figure in words: a count, a size, a ratio.
+    /// Creates a row with a figure in words: a count, a size, a ratio.
     pub fn plain(what: &str, value: impl Into<String>) -> Self {
         let none = || NONE.to_owned();
         let (what, value) = (what.to_owned(), value.into());
         Self { what, value, spread: none(), runs: none(), target: none(), met: None, peer: None }
     }
 
-    /// A row with a duration: its median and quartiles, in milliseconds.
+    /// Creates a row with a duration: its median and quartiles, in milliseconds.
     pub fn duration(what: &str, sample: &Sample) -> Self {
         Self::of(what, sample, sample.median(), measure::milliseconds)
     }
 
-    /// A row with the difference of pairs: its median and quartiles with their signs, in milliseconds.
+    /// Creates a row with the difference of pairs: its median and quartiles with their signs, in milliseconds.
     pub fn difference(what: &str, sample: &Sample) -> Self {
         Self::of(what, sample, sample.median(), measure::difference)
     }
 
-    /// A row with the 99th percentile of a duration, in milliseconds.
+    /// Creates a row with the 99th percentile of a duration, in milliseconds.
     pub fn slowest_of_hundred(what: &str, sample: &Sample) -> Self {
         Self::of(what, sample, sample.percentile(99), measure::milliseconds)
     }
 
-    /// A row with the time added to a call: the median of a sample of picoseconds, written in nanoseconds.
+    /// Creates a row with the time added to a call: the median of a sample of picoseconds, written in nanoseconds.
     pub fn added(what: &str, sample: &Sample) -> Self {
         let row = Self::of(what, sample, sample.median(), measure::added);
         Self { value: format!("{} ns", measure::added(sample.median())), ..row }
@@ -60,7 +60,7 @@ impl Row {
         Self { spread, ..Self::plain(what, format!("{} ms", write(value))) }.runs(sample.runs())
     }
 
-    /// Sets the spread: the values between which the figure lies, or other words beside it.
+    /// Sets the spread: the values around the figure, or other words in that column.
     pub fn spread(self, words: impl Into<String>) -> Self {
         Self { spread: words.into(), ..self }
     }

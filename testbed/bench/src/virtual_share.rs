@@ -1,5 +1,5 @@
-//! Shares of compute in virtual time: the limiter itself, with the clock and the GPU of a simulation. A run
-//! of ten seconds takes milliseconds, so there are many more cases than real time allows.
+//! Measures shares of compute in virtual time: the limiter itself, with the clock and the GPU of a simulation. A run
+//! of ten seconds takes milliseconds, so this covers many more cases than real time allows.
 
 use std::env;
 use std::thread;
@@ -11,15 +11,16 @@ use gpushare_intercept_trial::{
 
 use crate::table::{Row, Table};
 
-/// Variable that says how often each case is run, each time with other random numbers.
+/// Environment variable with the number of runs of each case, each with different random numbers.
 const SEEDS: &str = "GPUSHARE_BENCH_SEEDS";
 const DEFAULT: u64 = 3;
-/// First seed; no constant of the limiter was chosen with it or with later ones.
+/// First seed. No constant of the limiter was chosen with it or with later ones.
 const FIRST: u64 = 1000;
 
 const SLICES: Discipline = Discipline::Slices(2 * MILLISECOND);
 
-/// Work that runs to its end, and turns of 2 ms, beside which a container falls short.
+/// Returns the devices: one runs work to its end, the other takes turns of 2 ms, with which a sharing container falls
+/// short.
 fn settings() -> [(&'static str, Setting); 2] {
     let setting = |device, mean, second| {
         let bounds = Bounds { mean, second, first: 95.0..=110.0 };
@@ -31,7 +32,7 @@ fn settings() -> [(&'static str, Setting); 2] {
 /// Measures the section.
 ///
 /// # Errors
-/// When a simulation panics.
+/// If a simulation panics.
 pub fn section() -> Result<Table> {
     let seeds = env::var(SEEDS).map_or(Ok(DEFAULT), |text| text.parse()).context(SEEDS)?;
     let mut table = Table::default();
@@ -67,7 +68,7 @@ fn summary(what: &str, told: &Summary, bounds: &Bounds) -> Row {
         .target(&format!("0; {}, {}, 95 to 110 %", bounds.mean, bounds.second), told.misses == 0)
 }
 
-/// Figures of a limiter that learns nothing. If these were good, the other rows would show nothing.
+/// Returns the figures of a limiter that learns nothing. If they were good, the other rows would prove nothing.
 fn control() -> Row {
     let container = Container::fixed(25, 1, Load::steady(10 * MILLISECOND, 0));
     let trial = Trial::new(vec![container], SLICES, FIRST);

@@ -1,4 +1,4 @@
-//! Serves the resource manager of a simulated node until it is ended.
+//! Serves the resource manager of a simulated node until it is killed.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     let ends = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
-    ends.thread_block()?; // its threads too, so that they come here alone
+    ends.thread_block()?; // also in its threads, so that signals arrive only here
     let session = serve(&args.node)?;
     println!("ready");
     ends.wait()?;

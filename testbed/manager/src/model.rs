@@ -1,4 +1,4 @@
-//! What RM knows: clients by file, objects, and memory with a count of its handles.
+//! RM's state: clients by file, objects, and memory with a count of its handles.
 
 mod controls;
 mod running;
@@ -15,7 +15,7 @@ use running::{Channel, Steered};
 use switches::Switches;
 pub use switches::{Began, Engine};
 
-/// The program's memory cannot be read or written.
+/// The address in the program's memory is invalid.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadError;
 
@@ -37,11 +37,11 @@ pub trait Memory {
 /// The task that makes a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
-    /// Its process.
+    /// PID of its process.
     pub pid: u32,
     /// Whether it has CAP_SYS_ADMIN.
     pub is_admin: bool,
-    /// The file that it calls.
+    /// The file on which it calls.
     pub file: u64,
     /// GPUs whose own files it has open, as bits.
     pub gpus: u32,
@@ -62,17 +62,17 @@ const INSUFFICIENT_PERMISSIONS: Status = Status(0x1b);
 const NOT_SUPPORTED: Status = Status(0x56);
 const NOT_FOUND: Status = Status(0x57);
 
-/// NV_ESC_RM_ALLOC_MEMORY, which makes a view of all memory for administrators.
+/// NV_ESC_RM_ALLOC_MEMORY, which gives administrators a view of all memory.
 const ALLOC_MEMORY: u8 = 0x27;
-/// What RM takes for objects and does not count, in bytes, on an H200 with driver 580. A channel group on a
-/// copy engine takes nothing by itself.
+/// Memory that RM takes for objects and does not count, in bytes, on an H200 with driver 580. A channel group on a
+/// copy engine takes none by itself.
 const COMPUTE_GROUP_COST: u64 = 4416 << 10;
 const CHANNEL_COST: u64 = 64 << 10;
 const ADDRESS_SPACE_COST: u64 = 64 << 10;
 /// The same for a range of 1 TiB.
 const TERABYTE_COST: u64 = 2184 << 20;
 
-/// NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, and where its handle and descriptor stand.
+/// NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, and the offsets of its handle and descriptor.
 const EXPORT_TO_FD: u32 = 0x3d05;
 const EXPORT_OBJECT: usize = 12;
 const EXPORT_FD: usize = 24;
@@ -81,22 +81,22 @@ const EXPORT_SIZE: usize = 32;
 /// Handles of clients begin after this one.
 const FIRST_CLIENT: u32 = 0xc1d0_0000;
 
-/// Who holds a handle of a memory.
+/// Holder of a handle to a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Holder {
     /// An object of a program's client.
     Object(u32, u32),
-    /// A client of the kernel's own, for a file.
+    /// A client of the kernel, for a file.
     File(u64),
 }
 
 #[derive(Debug)]
 struct Piece {
     gpu: usize,
-    /// What RM counts of it: 0 for page tables and the buffers of channels.
+    /// Bytes that RM counts: 0 for page tables and the buffers of channels.
     bytes: u64,
     taken: u64,
-    /// The first one owns it.
+    /// The first one is the owner.
     holders: Vec<Holder>,
 }
 
@@ -124,19 +124,19 @@ pub struct Manager {
     pieces: HashMap<u64, Piece>,
     /// Channels, by client and handle.
     channels: BTreeMap<(u32, u32), Channel>,
-    /// Slices that were set for channel groups, in microseconds, by client and handle.
+    /// Slices set for channel groups, in microseconds, by client and handle.
     slices: BTreeMap<(u32, u32), u64>,
     steered: Option<Steered>,
     switches: Switches,
     next_client: u32,
     next_handle: u32,
     next_piece: u64,
-    /// Objects that an administrator made in somebody else's client, which are privileged ones.
+    /// Number of privileged objects: those that an administrator made in another process's client.
     pub privileged: u64,
 }
 
 impl Manager {
-    /// RM of a driver of this era, with these GPUs.
+    /// Creates RM for a driver of this era, with these GPUs.
     pub fn new(era: &'static Era, gpus: Vec<Gpu>) -> Self {
         let (clients, pieces, channels, slices) = Default::default();
         let (next_client, next_handle) = (FIRST_CLIENT, 0xcaf0_0000);
@@ -156,15 +156,15 @@ impl Manager {
         }
     }
 
-    /// Gives clients the handles again that it gave first, as RM does after many.
+    /// Makes client handles repeat from the first one, as RM does after many clients.
     pub fn reuse_handles(&mut self) {
         self.next_client = FIRST_CLIENT;
     }
 
-    /// Serves a call, whose structure is `structure`. An error is one that `ioctl` reports.
+    /// Serves a call with this `structure`. An error is one that `ioctl` reports.
     ///
     /// # Errors
-    /// [`ReadError`] for an address of the structure itself; everything else is a status in it.
+    /// [`ReadError`] for an address in the structure itself; any other failure is a status in the structure.
     pub fn call(
         &mut self,
         caller: Caller,
@@ -323,7 +323,7 @@ impl Manager {
                 cost = if channel_group::COPIES.contains(&engine) { 0 } else { COMPUTE_GROUP_COST };
             }
             Kind::Channel if is_grouped => cost = CHANNEL_COST,
-            // It makes a group for it.
+            // RM makes a group for the channel.
             Kind::Channel => cost = CHANNEL_COST + COMPUTE_GROUP_COST,
             Kind::AddressSpace => cost = ADDRESS_SPACE_COST,
             Kind::Subdevice if self.has_subdevice(client, parent) => {
@@ -362,7 +362,7 @@ impl Manager {
         Ok(handle)
     }
 
-    /// The clients that have an object of this handle.
+    /// Lists the clients that have an object with this handle.
     pub fn clients_with(&self, handle: u32) -> Vec<u32> {
         let has = |(_, client): &(&u32, &Client)| client.objects.contains_key(&handle);
         self.clients.iter().filter(has).map(|(client, _)| *client).collect()
@@ -384,7 +384,7 @@ impl Manager {
         }
     }
 
-    /// Takes a piece of memory without a holder yet, and gives its size back.
+    /// Takes a piece of memory that has no holder yet, and returns its size.
     fn take(&mut self, gpu: usize, bytes: u64) -> Result<u64, Status> {
         let bytes = bytes.checked_next_multiple_of(4096).filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or(Status::INVALID_ARGUMENT)?;
@@ -397,13 +397,13 @@ impl Manager {
         Ok(bytes)
     }
 
-    /// Bytes of a GPU that are in use.
+    /// Returns the bytes of a GPU that are in use.
     pub fn used(&self, gpu: usize) -> u64 {
         let pieces = self.pieces.values().filter(|piece| piece.gpu == gpu);
         pieces.map(|piece| piece.taken).fold(0, u64::saturating_add)
     }
 
-    /// Bytes of a GPU that RM counts for a process: with one handle, and with duplicates.
+    /// Returns the bytes of a GPU that RM counts for a process: with one handle, and with duplicates.
     pub fn figure(&self, gpu: usize, pid: u32) -> (u64, u64) {
         let (mut private, mut shared) = (0, 0);
         for piece in self.pieces.values().filter(|piece| piece.gpu == gpu) {
@@ -431,7 +431,7 @@ impl Manager {
             self.end_client(client);
             return Status::OK;
         }
-        // RM is built to take a handle that it does not know for one that is free already.
+        // RM treats an unknown handle as freed already.
         let mut gone = vec![handle];
         let mut next = 0;
         while let Some(parent) = gone.get(next).copied() {
@@ -465,7 +465,7 @@ impl Manager {
         self.clients.remove(&client);
     }
 
-    /// The last descriptor of a file was closed.
+    /// Closes a file after its last descriptor.
     pub fn close(&mut self, file: u64) {
         let of_file = self.clients.iter().filter(|(_, client)| client.file == file);
         let clients: Vec<u32> = of_file.map(|(handle, _)| *handle).collect();
@@ -474,7 +474,7 @@ impl Manager {
         held.into_iter().for_each(|piece| self.let_go(piece, Holder::File(file)));
     }
 
-    /// Lets a kernel's client hold the memory of an object until `file` is closed.
+    /// Makes a client of the kernel hold the memory of an object until `file` is closed.
     pub fn hold(&mut self, file: u64, client: u32, handle: u32) -> Status {
         let piece = self.clients.get(&client).and_then(|client| client.objects.get(&handle));
         let Some(piece) = piece.and_then(|object| object.piece) else { return NOT_FOUND };
@@ -556,7 +556,7 @@ impl Manager {
         set(structure, heap::STATUS, status);
     }
 
-    /// The figures of all GPUs and processes, one per line.
+    /// Returns the figures of all GPUs and processes, one per line.
     pub fn report(&self) -> String {
         let stopped = self.channels.values().filter(|channel| channel.since.is_none()).count();
         let mut lines = format!("privileged {}\nstopped {stopped}\n", self.privileged);

@@ -15,14 +15,14 @@ use gpushare_supervisor::abi::Era;
 
 use crate::{Began, Engine, Gpu, Manager, mount};
 
-/// Nanoseconds that a slice runs for each microsecond of it, on an H200 with driver 580.
+/// Nanoseconds of run time per microsecond of slice, on an H200 with driver 580.
 const SLICE: u64 = 1_020;
 
-/// Serves the resource manager of the node in the folder `node` until the session is dropped. Its files are in
-/// `shared/manager` there, and the node's GPUs work as it says.
+/// Serves the resource manager of the node in the directory `node` until the session is dropped. Its files are in
+/// `shared/manager` there, and it steers the work of the node's GPUs.
 ///
 /// # Errors
-/// Where there is no node, its driver is not known, it has MIG instances, or the kernel refuses the mount.
+/// If there is no node, its driver is unknown, it has MIG instances, or the kernel refuses the mount.
 pub fn serve(node: &Path) -> Result<BackgroundSession> {
     let shared = node.join("shared");
     let card = Session::open(&shared).with_context(|| format!("no simulated node in {}", node.display()))?;
@@ -53,7 +53,7 @@ pub fn serve(node: &Path) -> Result<BackgroundSession> {
     mount(manager, count, &folder).with_context(|| format!("cannot mount at {}", folder.display()))
 }
 
-/// The node's GPUs, and how far each one's record was read.
+/// The node's GPUs, and the next entry to read from each one's record.
 struct Card {
     card: Arc<Session>,
     next: Vec<u64>,
@@ -64,7 +64,7 @@ impl Engine for Card {
         let Some(from) = self.next.get_mut(gpu) else { return Vec::new() };
         let (begun, next) = self.card.began(gpu, *from);
         *from = next;
-        // A process's contexts are one line of work here.
+        // All contexts of a process count as one context here.
         let number = |owner: Owner| owner.generation.wrapping_mul(1 << 10) | owner.slot;
         begun.into_iter().map(|(pid, owner, at)| Began { pid, context: number(owner), at }).collect()
     }

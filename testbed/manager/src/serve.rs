@@ -26,22 +26,22 @@ use crate::model::{Caller, Manager, Memory, ReadError};
 const ROOT: u64 = 1;
 const CONTROL_FILE: u64 = 2;
 const UVM_FILE: u64 = 3;
-/// What RM counts, for whoever wants to compare.
+/// File with RM's figures, for comparisons.
 const FIGURES_FILE: u64 = 4;
 const FIRST_GPU: u64 = 16;
-/// From here on nvidiactl for one open file each, which a process may map: the kernel keeps the bytes of a
-/// mapping by inode.
+/// First inode for open files of nvidiactl that a process may map. Each open file has its own, because the kernel
+/// caches the bytes of a mapping by inode.
 const FIRST_MAPPED: u64 = 1 << 32;
-/// Size of those.
+/// Size of such a file.
 const MOST_MAPPED: u64 = 1 << 22;
 
-/// How often RM writes the record of context switches, by default.
+/// Default interval at which RM writes the record of context switches.
 const RECORD_EVERY: Duration = Duration::from_millis(33);
 
-/// Attributes may be kept for ever: they never change.
+/// Attributes never change, so they may be cached for ever.
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
-/// A call of our own, which tells the number of the file that it is made on.
+/// A call of our own that returns the number of the file on which it is made.
 const WHICH_FILE: u32 = 0x8008_4600;
 
 /// The files of a simulated driver.
@@ -53,21 +53,21 @@ pub struct Files {
     mappings: Arc<Mutex<Mappings>>,
 }
 
-/// What is mapped.
+/// State of mappings.
 #[derive(Default)]
 struct Mappings {
-    /// Inodes of open files that can be.
+    /// Inodes of open files that can be mapped.
     opened: HashMap<u64, u64>,
-    /// The memory behind an inode, by client and handle.
+    /// Memory behind an inode, by client and handle.
     memories: HashMap<u64, (u32, u32)>,
-    /// The report that each open file of figures reads.
+    /// The report that each open file of figures returns.
     reports: HashMap<u64, Vec<u8>>,
 }
 
 /// Mounts the files of `manager` at `folder` until the session is dropped.
 ///
 /// # Errors
-/// When the kernel refuses the mount.
+/// If the kernel refuses the mount.
 pub fn mount(manager: Manager, gpus: u64, folder: &Path) -> io::Result<BackgroundSession> {
     let (manager, mappings) = (Arc::new(Mutex::new(manager)), Arc::default());
     let (recorded, mapped) = (Arc::downgrade(&manager), Arc::clone(&mappings));
@@ -83,7 +83,7 @@ pub fn mount(manager: Manager, gpus: u64, folder: &Path) -> io::Result<Backgroun
     Ok(session)
 }
 
-/// Writes the record of context switches down, for as long as the files are there.
+/// Writes the record of context switches while the files exist.
 fn record(manager: &Weak<Mutex<Manager>>, mappings: &Mutex<Mappings>, notifier: &Notifier) {
     while let Some(manager) = manager.upgrade() {
         let mut manager = manager.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,13 +124,13 @@ impl Memory for Task {
     }
 }
 
-/// The process of a task; `None` if it has ended.
+/// Returns the process of a task; `None` if it has ended.
 fn process_of(task: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{task}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// Process and rights of a task; `None` if it has ended.
+/// Returns the process and capabilities of a task; `None` if it has ended.
 fn caller(task: u32, file: u64) -> Option<Caller> {
     let status = fs::read_to_string(format!("/proc/{task}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -143,13 +143,13 @@ fn caller(task: u32, file: u64) -> Option<Caller> {
     Some(Caller { pid, is_admin: capabilities & SYS_ADMIN != 0, file, gpus })
 }
 
-/// The number of the GPU whose own file has this path.
+/// Returns the number of the GPU whose own file has this path.
 fn minor(path: &Path) -> Option<u32> {
     let number = path.file_name()?.to_str()?.strip_prefix("nvidia")?.parse().ok();
     number.filter(|number| *number < u32::BITS)
 }
 
-/// The number of the file that the task has as descriptor `fd`.
+/// Returns the number of the file that the task has as descriptor `fd`.
 fn file_of(pid: u32, fd: u32) -> Option<u64> {
     let taken = |number: libc::c_long| -> Option<OwnedFd> {
         let number = i32::try_from(number).ok().filter(|number| *number >= 0)?;
@@ -161,12 +161,12 @@ fn file_of(pid: u32, fd: u32) -> Option<u64> {
     // SAFETY: three integers, and no memory.
     let file = taken(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
     let mut answer = 0u64;
-    // SAFETY: the call's number says that it writes 8 bytes, which is what `answer` has.
+    // SAFETY: by its number, the call writes 8 bytes, the size of `answer`.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), u64::from(WHICH_FILE), &raw mut answer) };
     (done == 0).then_some(answer)
 }
 
-/// NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, and where its parameters have the descriptor.
+/// NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD, and the offset of the descriptor in its parameters.
 const EXPORT: u32 = 0x3d05;
 const EXPORT_FD: u64 = 24;
 
@@ -175,7 +175,7 @@ impl Files {
         locked(&self.manager)
     }
 
-    /// The inode by which a task opens nvidiactl.
+    /// Returns the inode with which a task opens nvidiactl.
     fn control_file(&self, task: u32) -> u64 {
         let manager = self.locked();
         if manager.knows_host_memory() && process_of(task).is_some_and(|pid| manager.has_host_memory(pid)) {
@@ -226,7 +226,7 @@ impl Filesystem for Files {
         };
         match self.attributes(inode).filter(|_| parent.0 == ROOT) {
             Some(attributes) => {
-                // Which inode nvidiactl has depends on who opens it.
+                // The inode of nvidiactl depends on the task that opens it.
                 let is_the_same = inode != CONTROL_FILE && inode < FIRST_MAPPED;
                 let kept = if is_the_same { FOREVER } else { Duration::ZERO };
                 reply.entry_with_ttls(&FOREVER, &kept, &attributes, Generation(0));
@@ -284,7 +284,7 @@ impl Filesystem for Files {
     ) {
         let mapped = locked(&self.mappings).memories.get(&inode.0).copied();
         let all = match (inode.0, mapped) {
-            // A reader's parts are of one text, although figures change in between.
+            // All parts that a reader gets come from one text, although figures change meanwhile.
             (FIGURES_FILE, _) if offset > 0 => {
                 locked(&self.mappings).reports.get(&file.0).cloned().unwrap_or_default()
             }
@@ -349,7 +349,7 @@ impl Filesystem for Files {
         let mut structure = input.to_vec();
         if number == map::NUMBER && structure.len() == map::SIZE {
             let (manager, mappings) = (Arc::clone(&self.manager), Arc::clone(&self.mappings));
-            // Whose descriptor it is can only be asked while another thread serves the question.
+            // The lookup of the descriptor's file is a call to this file system, so another thread must serve it.
             let _detached = std::thread::spawn(move || {
                 let status = map_memory(&manager, &mappings, caller, &structure);
                 put(&mut structure, map::STATUS, &status.0.to_ne_bytes());
@@ -360,7 +360,7 @@ impl Filesystem for Files {
         if !is_export {
             return answer(&self.manager, caller, number, &mut structure, &task, reply);
         }
-        // As above.
+        // Another thread looks up this descriptor for the same reason.
         let manager = Arc::clone(&self.manager);
         let _detached = std::thread::spawn(move || {
             let at = u64_at(&structure, control::PARAMETERS) + EXPORT_FD;
@@ -373,7 +373,7 @@ impl Filesystem for Files {
     }
 }
 
-/// Puts memory behind the file that a call names.
+/// Makes memory available through the file that a call names.
 fn map_memory(
     manager: &Mutex<Manager>,
     mappings: &Mutex<Mappings>,
@@ -393,7 +393,7 @@ fn map_memory(
     status
 }
 
-/// The task's memory with the file's number where the program has its descriptor.
+/// The task's memory, with the file's number in place of the program's descriptor.
 struct Exported<'t> {
     task: &'t Task,
     at: u64,
@@ -412,7 +412,7 @@ impl Memory for Exported<'_> {
     }
 
     fn write(&self, _address: u64, _bytes: &[u8]) -> Result<(), ReadError> {
-        Ok(()) // nothing is answered in these parameters
+        Ok(()) // the parameters return nothing
     }
 }
 

@@ -1,4 +1,4 @@
-//! The reader of a card's record of context switches, on the simulated resource manager's files.
+//! Tests the reader of a card's record of context switches on the simulated resource manager's files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use gpushare_supervisor::abi::Era;
 const UUIDS: [[u8; 16]; 2] = [[1; 16], [2; 16]];
 const MS: u64 = 1_000_000;
 
-/// Engines whose contexts get them when the test says so.
+/// Engines whose switches the test scripts.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<Vec<(usize, Began)>>>);
 
@@ -51,7 +51,7 @@ fn open(folder: &Path, gpu: usize) -> Result<Reader, Unavailable> {
     Reader::open(&folder.join("nvidiactl"), folder.join(format!("nvidia{gpu}")), era(), &UUIDS[gpu])
 }
 
-/// Reads until there are so many lines.
+/// Reads until there are `count` lines.
 fn lines(reader: &mut Reader, count: usize) -> Vec<Event> {
     let until = Instant::now() + Duration::from_secs(30);
     let mut all = Vec::new();
@@ -75,8 +75,8 @@ fn each_reader_gets_the_switches_of_its_own_card_once() {
         let at = round * 100 * MS;
         script.say(0, 1, at);
         script.say(0, 2, at + 30 * MS);
-        script.say(1, 9, at + 40 * MS); // alone on its card, and so there once
-        // The first one's end is written when the next one comes.
+        script.say(1, 9, at + 40 * MS); // alone on its card, so it appears once
+        // The end of the first one is written when the next one starts.
         let read = lines(&mut readers[0], if round == 0 { 3 } else { 4 });
         let holder = |context| Holder { pid: 1000 + context, context };
         let kinds: Vec<Kind> = read.iter().rev().take(3).rev().map(|event| event.kind).collect();
@@ -108,7 +108,7 @@ fn a_ring_that_is_full_loses_lines_and_says_how_many() {
         sleep(Duration::from_millis(5));
     }
     assert!(read >= 16_000 && dropped > 0, "{read} and {dropped}");
-    // What is behind the gap is read again.
+    // Lines after the gap are readable again.
     script.say(0, 7, 30_000 * MS);
     lines(&mut reader, 2).into_iter().for_each(|event| residency.note(event));
     let held = residency.settle(30_001 * MS);

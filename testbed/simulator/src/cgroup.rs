@@ -1,8 +1,8 @@
-//! Limits of memory by cgroup, as the driver keeps them from 615 on (nvmlDeviceSetMemoryLimits_v1).
+//! Memory limits by cgroup, as the driver keeps them from 615 on (nvmlDeviceSetMemoryLimits_v1).
 //!
-//! A cgroup is known by its id, which is its folder's inode: a folder made anew under the same path has no
-//! limit (nvml.h: "Removing the cgroup will also clear any limits"). A process counts to the cgroup that it
-//! was in when it opened the driver. Cgroups below a limited one have no part in its limit here.
+//! A cgroup is identified by the inode of its directory: a directory recreated under the same path has no limit
+//! (nvml.h: "Removing the cgroup will also clear any limits"). A process counts to the cgroup that it was in when it
+//! opened the driver. The simulation does not apply a cgroup's limit to the cgroups below it.
 
 use std::fs::File;
 use std::mem::size_of;
@@ -22,9 +22,9 @@ pub const NO_LIMIT: u64 = u64::MAX;
 pub struct CgroupLimit {
     /// Id of the cgroup; 0 in a free entry.
     pub cgroup: AtomicU64,
-    /// Soft limit in bytes. It is kept and has no effect.
+    /// Soft limit in bytes. It is stored and has no effect.
     pub soft: AtomicU64,
-    /// Hard limit in bytes: what the cgroup's processes hold together at most.
+    /// Hard limit in bytes: the most memory of all the cgroup's processes together.
     pub hard: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ const CGROUP_ID: u64 = 4;
 /// PIDFD_GET_INFO: `_IOWR(0xff, 11, struct pidfd_info)`.
 const GET_INFO: libc::c_ulong = 0xc000_ff0b | (size_of::<PidfdInfo>() as libc::c_ulong) << 16;
 
-/// Id of this process's own cgroup of version 2; 0 where the kernel does not tell.
+/// Returns the id of this process's own cgroup of version 2; 0 if the kernel does not report it.
 #[must_use]
 pub fn own() -> u64 {
     // SAFETY: the call takes two numbers.
@@ -51,15 +51,15 @@ pub fn own() -> u64 {
     if fd < 0 {
         return 0;
     }
-    // SAFETY: a new descriptor of nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     let process = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut info = PidfdInfo { mask: CGROUP_ID, ..PidfdInfo::default() };
-    // SAFETY: the kernel writes at most the size that is part of the number.
+    // SAFETY: the kernel writes at most the size that is part of the command number.
     let told = unsafe { libc::ioctl(process.as_raw_fd(), GET_INFO, &raw mut info) };
     if told == 0 && info.mask & CGROUP_ID != 0 { info.cgroup } else { 0 }
 }
 
-/// Id of the cgroup whose folder is `path`; `None` if it is no folder of cgroup v2.
+/// Returns the id of the cgroup with directory `path`; `None` if it is not a directory of cgroup v2.
 #[must_use]
 pub fn at(path: &Path) -> Option<u64> {
     let folder = File::open(path).ok()?;
@@ -69,7 +69,7 @@ pub fn at(path: &Path) -> Option<u64> {
 }
 
 impl Gpu {
-    /// The limit of this cgroup.
+    /// Returns the limit of this cgroup.
     #[must_use]
     pub fn cgroup_limit(&self, cgroup: u64) -> Option<&CgroupLimit> {
         let of = |limit: &&CgroupLimit| limit.cgroup.load(Ordering::Acquire) == cgroup;
@@ -89,7 +89,7 @@ impl Gpu {
         true
     }
 
-    /// Bytes that the processes of this cgroup hold.
+    /// Returns the bytes that the processes of this cgroup hold.
     #[must_use]
     pub fn used_by_cgroup(&self, state: &State, cgroup: u64) -> u64 {
         let mut slots = state.slots.iter().zip(&self.bytes).take(state.used_slots());
@@ -97,7 +97,7 @@ impl Gpu {
         held.map(|(_, bytes)| bytes.load(Ordering::Acquire)).sum()
     }
 
-    /// Bytes that the process's cgroup may still take, and its limit; `None` without one.
+    /// Returns the bytes that the process's cgroup may still take, and its limit; `None` without a limit.
     #[must_use]
     pub fn left_to_cgroup(&self, state: &State, cgroup: u64) -> Option<(u64, u64)> {
         let hard = self.cgroup_limit(cgroup)?.hard.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Changes the GPUs of a node that exists: replaces one, or excludes one.
+//! Changes the GPUs of an existing node: replaces, excludes or destroys one.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use gpushare_simulator::state::{Gpu, State};
 
 use crate::{Change, node};
 
-/// Replaces a GPU by another of the same kind, which has another UUID. Work that runs on it is not disturbed.
+/// Replaces a GPU with another of the same kind that has a different UUID. Work that runs on it continues.
 pub fn replace(change: &Change) -> Result<()> {
     let gpu = gpu(change)?;
     node::draw_uuid(gpu)?;

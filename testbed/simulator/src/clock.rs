@@ -5,13 +5,13 @@ use nix::time::{ClockId, clock_gettime};
 /// Nanoseconds per second.
 pub const SECOND: u64 = 1_000_000_000;
 
-/// Time of the device clock: nanoseconds of the monotonic clock.
+/// Returns the time of the device clock: nanoseconds of the monotonic clock.
 #[must_use]
 pub fn now() -> u64 {
     read(ClockId::CLOCK_MONOTONIC)
 }
 
-/// Wall-clock time in nanoseconds since 1970.
+/// Returns the wall-clock time in nanoseconds since 1970.
 #[must_use]
 pub fn wall() -> u64 {
     read(ClockId::CLOCK_REALTIME)

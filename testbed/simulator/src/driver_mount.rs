@@ -1,5 +1,5 @@
-//! A driver in a mount of its own, as machines have it that get theirs as one image: libraries and programs in
-//! `/usr/local/nvidia`, and in `/usr/bin` at most a script that leads there.
+//! A driver in a mount of its own, as on machines that get theirs as one image: libraries and programs in
+//! `/usr/local/nvidia`, and in `/usr/bin` at most a script that runs them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,14 +9,14 @@ use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount, umount};
 
-/// The folder of the driver in a node.
+/// The directory of the driver in a node.
 const FOLDER: &str = "driver/usr/local/nvidia";
-/// The folder of its libraries.
+/// The directory of its libraries.
 pub const LIBRARIES: &str = "driver/usr/local/nvidia/lib64";
-/// The folder of its programs.
+/// The directory of its programs.
 pub const PROGRAMS: &str = "driver/usr/local/nvidia/bin";
 
-/// Makes the folder of the driver a read-only mount.
+/// Makes the directory of the driver a read-only mount.
 pub fn attach(dir: &Path) -> Result<()> {
     let folder = dir.join(FOLDER);
     let bind = |source: Option<&Path>, flags: MsFlags| {
@@ -27,7 +27,7 @@ pub fn attach(dir: &Path) -> Result<()> {
     made.with_context(|| format!("cannot mount {}", folder.display()))
 }
 
-/// Takes that mount away, if there is one.
+/// Unmounts that directory, if it is mounted.
 pub fn detach(dir: &Path) -> Result<()> {
     let folder = dir.join(FOLDER);
     match umount(&folder) {
@@ -36,7 +36,7 @@ pub fn detach(dir: &Path) -> Result<()> {
     }
 }
 
-/// Makes `/usr/bin/nvidia-smi` of the node a script that runs the program in the driver's folder.
+/// Makes `/usr/bin/nvidia-smi` of the node a script that runs the program in the driver's directory.
 pub fn write_script(dir: &Path) -> Result<()> {
     let program = dir.join(PROGRAMS).join("nvidia-smi").display().to_string().replace('\'', r"'\''");
     let script = dir.join("driver/usr/bin/nvidia-smi");

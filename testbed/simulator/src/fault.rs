@@ -1,9 +1,9 @@
-//! Makes calls fail, or kills the process in a call, as a client's environment asks.
+//! Makes calls fail, or kills the process in a call, as configured in a client's environment.
 //!
-//! `GPUSHARE_SIMULATOR_FAIL=cuMemAlloc_v2:3:2` makes the third call of cuMemAlloc_v2 return 2 and do nothing.
-//! In place of the result, `kill` kills the process before the call does anything, and `kill-after` kills it
-//! before the call returns. Several faults are separated by commas. A name also stands for its synonyms and
-//! for its form for the per-thread default stream.
+//! `GPUSHARE_SIMULATOR_FAIL=cuMemAlloc_v2:3:2` makes the third call of cuMemAlloc_v2 return 2 and do nothing. In place
+//! of the result, `kill` kills the process before the call does anything, and `kill-after` kills it before the call
+//! returns. Several faults are separated by commas. A name also stands for its synonyms and for its form for the
+//! per-thread default stream.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ struct Fault {
     calls: AtomicU64,
 }
 
-/// The faults that a process's environment asks for.
+/// The faults that a process's environment configures.
 #[derive(Debug)]
 pub struct Faults(Vec<Fault>);
 
@@ -52,7 +52,7 @@ impl Faults {
         text.split(',').map(Fault::parse).collect::<Option<Vec<_>>>().map(Self)
     }
 
-    /// Counts a call of `name`, and says which fault is due in it.
+    /// Counts a call of `name`, and returns the fault that is due in it.
     fn next(&self, name: &str) -> Option<What> {
         let of_name = self.0.iter().filter(|fault| fault.name == name);
         let mut due = of_name.filter(|fault| fault.calls.fetch_add(1, Ordering::Relaxed) + 1 == fault.call);
@@ -66,7 +66,7 @@ impl Faults {
         let text = std::env::var(VARIABLE).ok()?;
         let faults = Self::parse(&text);
         if faults.is_none() {
-            // Without this, a test that asks for a fault and gets none would pass and prove nothing.
+            // Without this check, a test whose fault has a typo would pass and prove nothing.
             eprintln!("gpushare-simulator: {VARIABLE}={text:?} is no list of NAME:CALL:RESULT");
             std::process::abort();
         }

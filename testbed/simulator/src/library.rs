@@ -14,18 +14,18 @@ impl Library {
     /// Opens `name` by the loader's ordinary search.
     ///
     /// # Errors
-    /// When the library cannot be opened; the text is the loader's.
+    /// If the library cannot be opened; the text is the loader's.
     pub fn open(name: &'static str) -> Result<Self> {
         let text = CString::new(name).context("a name with a zero byte")?;
-        // SAFETY: the driver's initialisers are what every program that links it runs.
+        // SAFETY: every program that links the driver runs the same initialisers.
         let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
-            // SAFETY: asks for the last error of this thread.
+            // SAFETY: only reads the last error of this thread.
             let error = unsafe { libc::dlerror() };
             if error.is_null() {
                 bail!("{name} cannot be opened");
             }
-            // SAFETY: a text of the loader, alive until its next call in this thread.
+            // SAFETY: the loader owns the text, which stays valid until its next call in this thread.
             let error = unsafe { CStr::from_ptr(error) };
             bail!("{}", error.to_string_lossy());
         }
@@ -33,7 +33,7 @@ impl Library {
     }
 
     fn address(&self, symbol: &CStr) -> Result<*mut c_void> {
-        // SAFETY: an open handle and a terminated name.
+        // SAFETY: an open handle and a zero-terminated name.
         let address = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
         if address.is_null() {
             bail!("{} has no {}", self.name, symbol.to_string_lossy());
@@ -48,7 +48,7 @@ macro_rules! function {
         #[doc = concat!("A function of the form `int f(", stringify!($($kind),*), ")`, by name; the result as it is.")]
         pub fn $method(&self, symbol: &CStr, $($parameter: $kind),*) -> Result<u32> {
             let address = self.address(symbol)?;
-            // SAFETY: this form is what the driver's documentation gives for the names that are asked here.
+            // SAFETY: the driver's documentation gives this form for the names requested here.
             let function = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn($($kind),*) -> u32>(address) };
             Ok(function($($parameter),*))
         }
@@ -72,13 +72,13 @@ impl Library {
     function!(with_nvml_instance(device: usize, index: u32, out: &mut usize));
     function!(with_nvml_memory(device: usize, out: &mut [u64; 3]));
 
-    /// Name of a CUDA result, for example `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// Returns the name of a CUDA result, for example `CUDA_ERROR_OUT_OF_MEMORY`.
     pub fn result_name(&self, code: u32) -> String {
         let mut text = None;
         match (self.with_error_name(c"cuGetErrorName", code, &mut text), text) {
             (Ok(0), Some(text)) => {
-                // SAFETY: the driver answers with a terminated text of its own that lives as long as the
-                // driver is loaded.
+                // SAFETY: the driver returns a zero-terminated text of its own that lives as long as the driver is
+                // loaded.
                 let text = unsafe { CStr::from_ptr(text) };
                 text.to_string_lossy().into_owned()
             }

@@ -1,8 +1,7 @@
 //! Locks between processes that may be killed at any instruction.
 //!
-//! A lock word names its holder's slot and that slot's generation. A waiter takes the lock from a holder
-//! whose byte lock is gone. That is safe because what the locks guard is always consistent: sums are computed
-//! and never stored.
+//! A lock word names its holder's slot and that slot's generation. A waiter takes the lock from a holder whose byte
+//! lock is gone. This is safe because the guarded data is always consistent: sums are computed and never stored.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,13 +34,13 @@ pub struct Guard<'word> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        // Fails only when a waiter took the word because it held this process to be dead.
+        // This fails only if a waiter considered this process dead and took the word.
         let _ = self.word.compare_exchange(self.mine, 0, Ordering::Release, Ordering::Relaxed);
     }
 }
 
-/// Takes `word` for `me`, and waits as long as another process holds it. `dead` says whether the process of
-/// another owner is gone.
+/// Takes `word` for `me`, waiting as long as another process holds it. `dead` returns whether the process of another
+/// owner is gone.
 pub fn take<'word>(word: &'word AtomicU64, me: Owner, dead: impl Fn(Owner) -> bool) -> Guard<'word> {
     let mine = me.word();
     let mut turns = 0_u32;

@@ -1,4 +1,4 @@
-//! `gpushare-simulator`: makes nodes with simulated GPUs, and asks a node's driver what it shows.
+//! `gpushare-simulator`: makes nodes with simulated GPUs, and probes a node's driver.
 
 mod change;
 mod driver_mount;
@@ -42,7 +42,7 @@ enum Command {
     Watch(Watch),
 }
 
-/// What a node is made of.
+/// Parameters of a new node.
 #[derive(clap::Args)]
 struct Create {
     /// Folder of the node
@@ -118,7 +118,7 @@ struct Create {
     plain_nodes: bool,
 }
 
-/// Which GPU the physics are those of.
+/// The GPU to take the physics from.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Profile {
     /// A real NVIDIA H200 with driver 580
@@ -137,14 +137,14 @@ enum Device {
     Slices,
 }
 
-/// How percents are made whole.
+/// How percents are rounded to integers.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Rounding {
     Down,
     Nearest,
 }
 
-/// What NVML tells.
+/// How much NVML reports.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Nvml {
     Full,
@@ -152,7 +152,7 @@ enum Nvml {
     Absent,
 }
 
-/// Pid namespace of the pids that NVML tells.
+/// Pid namespace of the pids that NVML reports.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Pids {
     /// That of the process which asks
@@ -161,14 +161,14 @@ enum Pids {
     Host,
 }
 
-/// Which node to remove.
+/// The node to remove.
 #[derive(clap::Args)]
 struct Remove {
     /// Folder of the node
     dir: PathBuf,
 }
 
-/// Which GPU to change.
+/// The GPU to change.
 #[derive(clap::Args)]
 struct Change {
     /// Folder of the node
@@ -177,7 +177,7 @@ struct Change {
     gpu: usize,
 }
 
-/// Which node to watch.
+/// The node to watch.
 #[derive(clap::Args)]
 struct Watch {
     /// Folder of the node
@@ -187,7 +187,7 @@ struct Watch {
     every: u64,
 }
 
-/// What to ask.
+/// Parameters of a probe.
 #[derive(clap::Args)]
 struct Probe {
     /// Print one JSON object

@@ -13,20 +13,21 @@ pub const SMALL: u64 = 512;
 /// Unit to which all other allocations are rounded up, bytes: the device's page size.
 pub const LARGE: u64 = 2 << 20;
 
-/// Bytes that an allocation of `bytes` takes from the GPU; `None` if they exceed 64 bits.
+/// Returns the bytes that an allocation of `bytes` takes from the GPU; `None` if they exceed 64 bits.
 #[must_use]
 pub fn rounded(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(if bytes < SMALL_LIMIT { SMALL } else { LARGE })
 }
 
 impl Gpu {
-    /// The memory that CUDA reports, in bytes: what programs can allocate, and a rest that none can.
+    /// Returns the memory that CUDA reports, in bytes: the part that programs can allocate, and a remainder that none
+    /// can.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.memory.load(Ordering::Relaxed).saturating_add(UNUSABLE)
     }
 
-    /// Sum of the bytes held by the first `slots` slots.
+    /// Returns the sum of the bytes held by the first `slots` slots.
     #[must_use]
     pub fn used(&self, slots: usize) -> u64 {
         self.bytes[..slots.min(SLOTS)].iter().map(|cell| cell.load(Ordering::Acquire)).sum()
@@ -44,8 +45,8 @@ impl Gpu {
         fits
     }
 
-    /// Takes `bytes` for `session`'s process; false when the GPU has less, or its cgroup's limit leaves less,
-    /// even without what dead processes held.
+    /// Takes `bytes` for `session`'s process. Returns false if the GPU or the cgroup's limit has less left, even after
+    /// reclaiming the memory of dead processes.
     #[must_use]
     pub fn take(&self, session: &Session, bytes: u64) -> bool {
         if self.try_take(session, bytes) {
@@ -55,7 +56,7 @@ impl Gpu {
         self.try_take(session, bytes)
     }
 
-    /// Gives `bytes` of `session`'s process back.
+    /// Releases `bytes` of `session`'s process.
     pub fn give(&self, session: &Session, bytes: u64) {
         let cell = &self.bytes[session.index()];
         let _ =

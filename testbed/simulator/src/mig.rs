@@ -1,11 +1,11 @@
-//! MIG instances of a simulated GPU. In the state each is a GPU of its own, with memory, multiprocessors and
-//! a time line that nothing else touches; it only shares the card's device node.
+//! MIG instances of a simulated GPU. In the state each is a separate GPU with its own memory, multiprocessors and time
+//! line; it only shares the card's device node.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::state::{Gpu, State};
 
-/// What an instance is a part of, and how it is opened. All zero for a whole GPU.
+/// An instance's relation to its card, and the numbers to open it. All zero for a whole GPU.
 #[repr(C)]
 pub struct Part {
     /// Index of its card in the state, plus 1; 0 for a whole GPU.
@@ -18,10 +18,10 @@ pub struct Part {
     pub slices: AtomicU32,
 }
 
-/// The size of an instance: slices of multiprocessors and bytes of memory, as the name `1g.10gb` says them.
+/// The size of an instance: slices of multiprocessors and bytes of memory, as in the name `1g.10gb`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// What NVML calls it, as `1g.10gb`.
+    /// Its name in NVML, as `1g.10gb`.
     pub name: String,
     /// Slices of the card's multiprocessors, of which a card has 8.
     pub slices: u32,
@@ -30,7 +30,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// Reads `1g.10gb`; `None` for anything else.
+    /// Parses `1g.10gb`; `None` for anything else.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let (slices, memory) = name.strip_suffix("gb")?.split_once("g.")?;
@@ -40,13 +40,13 @@ impl Size {
 }
 
 impl Gpu {
-    /// Index of the card of which this is an instance.
+    /// Returns the index of the card to which this instance belongs.
     #[must_use]
     pub fn card(&self) -> Option<usize> {
         (self.part.card.load(Ordering::Relaxed) as usize).checked_sub(1)
     }
 
-    /// Minors of the nodes below `/dev/nvidia-caps` that open it.
+    /// Returns the minors of the nodes below `/dev/nvidia-caps` that open it.
     #[must_use]
     pub fn capabilities(&self) -> [u32; 2] {
         let first = self.part.capability.load(Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl State {
         self.gpus().get(index).is_some_and(|gpu| gpu.mig_mode.load(Ordering::Relaxed) == 1)
     }
 
-    /// Indexes of the instances of the card with this index, in NVML's order.
+    /// Lists the indexes of the instances of the card with this index, in NVML's order.
     pub fn instances(&self, card: usize) -> impl Iterator<Item = usize> + '_ {
         let gpus = self.gpus().iter().enumerate();
         let of_card = gpus.filter(move |(_, gpu)| gpu.card() == Some(card));

@@ -1,4 +1,4 @@
-//! Properties of GPU models by name. The figures are of the order of the real GPUs; nothing depends on them.
+//! Properties of GPU models by name. The figures are roughly those of the real GPUs; nothing depends on them.
 
 /// Properties of a GPU model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ const A100: Model = Model {
     architecture: 7,
 };
 
-/// The model whose mark stands in `name`; an A100 where none does.
+/// Returns the model whose keyword occurs in `name`, or an A100 if none does.
 #[must_use]
 pub fn of(name: &str) -> Model {
     let known = [

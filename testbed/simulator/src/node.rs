@@ -30,24 +30,24 @@ const FIRST_CAPABILITY: u32 = 3;
 const CUDA_NAMES: &str = include_str!("../cuda/names.txt");
 const NVML_NAMES: &str = include_str!("../nvml/names.txt");
 
-/// Library folder of a driver root, as Debian and Ubuntu have it.
+/// Library directory of a driver root, as on Debian and Ubuntu.
 const LIBRARIES: &str = if cfg!(target_arch = "aarch64") {
     "driver/usr/lib/aarch64-linux-gnu"
 } else {
     "driver/usr/lib/x86_64-linux-gnu"
 };
 
-/// Entries that a node has in its folder.
+/// Entries of a node in its directory.
 const ENTRIES: [&str; 5] = ["driver", "dev", "proc", "shared", "gpushare.toml"];
 
-/// What gpushare keeps of a node, in its folder.
+/// gpushare's own entries in a node's directory.
 const OF_GPUSHARE: [&str; 3] = ["run", "history", "cache"];
 
-/// Makes the node, and prints its GPUs and the path of its settings. If that fails, nothing is left behind.
+/// Makes the node, and prints its GPUs and the path of its settings. On failure it leaves nothing behind.
 pub fn create(create: &Create) -> Result<()> {
     let dir = std::path::absolute(&create.dir)?;
-    // Every entry is checked, because cleaning up removes them all: below a folder such as / they would be
-    // the machine's own.
+    // Check every entry, because cleaning up removes them all: below a directory such as / they would be the machine's
+    // own.
     if ENTRIES.iter().any(|entry| dir.join(entry).symlink_metadata().is_ok()) {
         bail!("{} holds a node already; name another folder or remove this one", dir.display());
     }
@@ -73,15 +73,15 @@ pub fn create(create: &Create) -> Result<()> {
     })
 }
 
-/// Whether only this user can change the folder's entries.
+/// Whether only this user can change the directory's entries.
 fn is_private(dir: &Path) -> Result<bool> {
     let folder = fs::metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
     let this_user = fs::metadata("/proc/self").context("cannot look at /proc/self")?.uid();
     Ok(folder.is_dir() && folder.uid() == this_user && folder.mode() & 0o022 == 0)
 }
 
-/// Removes the node, and what gpushare keeps of it as [`settings_text`] says. Other files stay, and the folder
-/// with them.
+/// Removes the node, and gpushare's state of it in the paths of [`settings_text`]. Other files stay, and so does the
+/// directory if it has any.
 pub fn remove(dir: &Path) -> Result<()> {
     let dir = std::path::absolute(dir)?;
     if let Some(missing) = ENTRIES.iter().find(|entry| dir.join(entry).symlink_metadata().is_err()) {
@@ -116,12 +116,12 @@ pub fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-/// Refuses while a container holds a share of the node, by the gpushare beside this program: without one there are no
-/// shares.
+/// Refuses while a container holds a share of the node. Uses the gpushare program next to this one: without it there
+/// are no shares.
 fn refuse_held(dir: &Path) -> Result<()> {
     let gpushare =
         env::current_exe().context("cannot tell where this program is")?.with_file_name("gpushare");
-    // Root alone gives shares.
+    // Only root gives shares.
     if !gpushare.is_file() || !nix::unistd::geteuid().is_root() {
         return Ok(());
     }
@@ -162,7 +162,7 @@ fn make(dir: &Path, create: &Create) -> Result<()> {
     Ok(())
 }
 
-/// CUDA version of a driver, as cuDriverGetVersion reports it.
+/// Returns the CUDA version of a driver, as cuDriverGetVersion reports it.
 fn cuda_version(driver: &str) -> Result<u32> {
     let branch: u32 = driver
         .split('.')
@@ -202,7 +202,7 @@ struct Libraries {
 }
 
 impl Libraries {
-    /// Finds the libraries beside this program, or in the folder where a package puts them.
+    /// Finds the libraries next to this program, or in the directory where a package installs them.
     fn find() -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's folder")?;
         let own = program.parent().context("this program has no folder")?;
@@ -256,7 +256,7 @@ pub struct Divided {
 }
 
 impl Divided {
-    /// Reads `0=3g.40gb,1g.10gb`, or `0=` for a GPU without instances.
+    /// Parses `0=3g.40gb,1g.10gb`, or `0=` for a GPU without instances.
     pub fn parse(text: &str) -> Result<Self> {
         let (gpu, sizes) = text.split_once('=').context("write 0=3g.40gb,1g.10gb")?;
         let sizes = sizes
@@ -270,7 +270,7 @@ impl Divided {
     }
 }
 
-/// Makes the instances, behind the GPUs, and returns their number. Ids and minors have gaps, as real ones.
+/// Makes the instances after the GPUs, and returns their number. Ids and minors have gaps, like real ones.
 fn divide(state: &State, create: &Create) -> Result<u32> {
     let (count, mut made) = (create.gpus, 0);
     for Divided { gpu: card, sizes } in &create.mig {
@@ -303,13 +303,13 @@ fn divide(state: &State, create: &Create) -> Result<u32> {
     Ok(made)
 }
 
-/// The folder of an instance's GPU instance below the folder `proc`.
+/// Returns the directory of an instance's GPU instance below the directory `proc`.
 pub fn capability_folder(proc: &Path, gpu: &Gpu) -> PathBuf {
     let [minor, id] = [&gpu.minor, &gpu.part.gpu_instance].map(|number| number.load(Ordering::Relaxed));
     proc.join(format!("driver/nvidia/capabilities/gpu{minor}/mig/gi{id}"))
 }
 
-/// Writes what the kernel module shows of MIG: nothing on a node without it.
+/// Writes the kernel module's MIG files: none on a node without MIG.
 fn capability_files(proc: &Path, gpus: &[Gpu]) -> Result<()> {
     if gpus.iter().all(|gpu| gpu.mig_mode.load(Ordering::Relaxed) == 0) {
         return Ok(());
@@ -334,7 +334,7 @@ fn capability_files(proc: &Path, gpus: &[Gpu]) -> Result<()> {
     Ok(fs::write(folder.join("mig-minors"), minors)?)
 }
 
-/// The GPUs of a list as a set of bits.
+/// Parses a list of GPUs into a set of bits.
 pub fn linked(list: &str) -> Result<u64> {
     list.split(',').try_fold(0, |all, index| match index.trim().parse::<u32>() {
         Ok(index) if index < 16 => Ok(all | 1 << index),
@@ -342,7 +342,7 @@ pub fn linked(list: &str) -> Result<u64> {
     })
 }
 
-/// Gives `gpu` a random UUID of version 4.
+/// Draws a random UUID of version 4 for `gpu`.
 pub fn draw_uuid(gpu: &Gpu) -> Result<()> {
     let mut uuid = [0_u8; 16];
     let mut random = fs::File::open("/dev/urandom").context("cannot draw a UUID")?;
@@ -359,10 +359,10 @@ fn set_uuid(gpu: &Gpu, uuid: [u8; 16]) {
     }
 }
 
-/// The physics that the profile and the single options give.
+/// Returns the physics from the profile and the single options.
 fn physics(create: &Create) -> Physics {
     const MILLISECOND: u64 = clock::SECOND / 1000;
-    /// Where turns are asked for and the profile has none.
+    /// Used if turns are requested and the profile has none.
     const SLICE: u64 = 2 * MILLISECOND;
     let profile = match create.profile {
         Profile::H200_580 => H200_580,
@@ -372,7 +372,7 @@ fn physics(create: &Create) -> Physics {
     let milliseconds = |count: u32| u64::from(count) * MILLISECOND;
     Physics {
         context: create.context.unwrap_or(profile.context),
-        // A context of a given size keeps it.
+        // A context of a given size does not grow.
         modules: if create.context.is_some() { [0; 2] } else { profile.modules },
         slice: match create.device {
             Some(Device::Fifo) => 0,
@@ -424,7 +424,7 @@ fn install(dir: &Path, create: &Create, libraries: &Libraries, cuda: u32) -> Res
     Ok(())
 }
 
-/// The folders of the driver's libraries and programs.
+/// Returns the directories of the driver's libraries and programs.
 fn driver_folders(create: &Create) -> [&'static str; 2] {
     match create.driver_mount {
         true => [driver_mount::LIBRARIES, driver_mount::PROGRAMS],
@@ -432,7 +432,7 @@ fn driver_folders(create: &Create) -> [&'static str; 2] {
     }
 }
 
-/// Those of `names` that appeared after CUDA `cuda`, sorted.
+/// Returns those of `names` that appeared after CUDA `cuda`, sorted.
 fn newer_names(names: &'static str, cuda: u32) -> Vec<&'static str> {
     let mut names: Vec<&str> = names
         .lines()
@@ -473,7 +473,7 @@ fn device_nodes(dir: &Path, gpus: &[Gpu], plain: bool) -> Result<()> {
             let made = mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(mode), makedev(major, minor));
             made.with_context(|| format!("cannot make the device node {name} (only root can)"))?;
         }
-        // mknod is subject to the umask.
+        // mknod applies the umask.
         fs::set_permissions(&path, Permissions::from_mode(mode))?;
     }
     Ok(())
@@ -505,7 +505,7 @@ fn proc_files(proc: &Path, gpus: &[Gpu], driver: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes the `information` file of `gpu` below the folder `proc`.
+/// Writes the `information` file of `gpu` below the directory `proc`.
 pub fn write_information(proc: &Path, gpu: &Gpu) -> Result<()> {
     let folder = proc.join("driver/nvidia/gpus").join(gpu.address());
     fs::create_dir_all(&folder)?;

@@ -1,6 +1,6 @@
-//! The physics of a simulated GPU: what a context costs, how processes share the GPU's time, how NVML measures
-//! it, and which memory and arrays the driver refuses. A profile names one set of such values. It is independent
-//! of the driver version, the model and the size of the memory.
+//! The physics of a simulated GPU: the memory of a context, how processes share the GPU's time, how NVML measures it,
+//! and which memory and arrays the driver refuses. A profile names one set of such values. It is independent of the
+//! driver version, the model and the size of the memory.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,31 +15,32 @@ pub const UNUSABLE: u64 = 16 * MIB;
 pub struct Physics {
     /// Bytes that the first context of a process takes.
     pub context: u64,
-    /// Bytes by which a process's first and second loaded module make that grow.
+    /// Bytes by which a process's first and second loaded module make its context grow.
     pub modules: [u64; 2],
     /// Length of a turn in nanoseconds; 0: work runs to its end in the order of submission.
     pub slice: u64,
-    /// Nanoseconds in which nothing runs when the GPU turns to another process.
+    /// Nanoseconds in which nothing runs when the GPU switches to another process.
     pub switch: u64,
     /// Length of NVML's sampling windows in nanoseconds.
     pub period: u64,
-    /// How long after its end a window can be read, in nanoseconds: at least, and at most this much later.
+    /// How long after its end a window becomes readable, in nanoseconds: the minimum, and the maximum beyond it.
     pub delay: [u64; 2],
     /// How many windows NVML keeps.
     pub kept: u32,
-    /// Whether a window names one process alone, at a moment of the GPU's work that is drawn, with all that the GPU
-    /// worked in the window, at most [`DRAWN_PERCENT`]. Otherwise it has the exact part of each process.
+    /// Whether a window names only one process, the one that ran at a random moment of the GPU's work. It gets all of
+    /// the GPU's work in the window, at most [`DRAWN_PERCENT`]. Otherwise the window has the exact part of each
+    /// process.
     pub draws: bool,
     /// Bytes that NVML reports as reserved for the driver, above what CUDA reports as the total.
     pub reserved: u64,
-    /// Whether arrays are bounded as the device's attributes say.
+    /// Whether arrays are limited by the device's attributes.
     pub bounds_arrays: bool,
 }
 
 /// The most that NVML reports for the process that a window names.
 pub const DRAWN_PERCENT: u32 = 99;
 
-/// An NVIDIA H200 with driver 580, as docs/measured.md has it.
+/// An NVIDIA H200 with driver 580, as in docs/measured.md.
 pub const H200_580: Physics = Physics {
     context: 520 * MIB,
     modules: [90 * MIB, 66 * MIB],
@@ -53,7 +54,7 @@ pub const H200_580: Physics = Physics {
     bounds_arrays: true,
 };
 
-/// A GPU without the real one's accidents: exact windows, and work in the order of submission.
+/// A GPU without the real one's quirks: exact windows, and work in the order of submission.
 pub const IDEAL: Physics = Physics {
     context: 300 * MIB,
     modules: [0; 2],
@@ -104,34 +105,34 @@ impl NodePhysics {
         self.bounds_arrays.store(physics.bounds_arrays.into(), Ordering::Relaxed);
     }
 
-    /// Bytes that a process takes for its contexts once it has loaded `modules` modules.
+    /// Returns the bytes that a process takes for its contexts once it has loaded `modules` modules.
     #[must_use]
     pub fn context_with(&self, modules: usize) -> u64 {
         let grown = self.modules.iter().take(modules).map(|cell| cell.load(Ordering::Relaxed));
         self.context.load(Ordering::Relaxed) + grown.sum::<u64>()
     }
 
-    /// How long after its end window `number` can be read, in nanoseconds.
+    /// Returns how long after its end window `number` becomes readable, in nanoseconds.
     #[must_use]
     pub fn delay_of(&self, number: u64) -> u64 {
         let [least, spread] = [0, 1].map(|at: usize| self.delay[at].load(Ordering::Relaxed));
         least + part_of(spread, hash(number ^ 0x5eed))
     }
 
-    /// The moment of window `number` at which a draw looks, in nanoseconds from the window's begin.
+    /// Returns the moment in window `number` for which a process is drawn, in nanoseconds from the window's begin.
     #[must_use]
     pub fn moment_of(&self, number: u64) -> u64 {
         part_of(self.period.load(Ordering::Relaxed), hash(number))
     }
 }
 
-/// The part of `whole` that `bits` choose, from 0 to below `whole`.
+/// Returns the part of `whole` selected by `bits`, from 0 to below `whole`.
 fn part_of(whole: u64, bits: u64) -> u64 {
     let product = u128::from(bits) * u128::from(whole);
     u64::try_from(product >> 64).unwrap_or(0)
 }
 
-/// 64 well-mixed bits for `number`, by splitmix64.
+/// Returns 64 well-mixed bits for `number`, by splitmix64.
 fn hash(number: u64) -> u64 {
     let mut word = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

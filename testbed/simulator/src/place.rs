@@ -1,4 +1,4 @@
-//! Finds the folders of a simulated driver's node, and the GPUs that its process may use.
+//! Finds the directories of a simulated driver's node, and the GPUs that its process may use.
 
 use std::ffi::CStr;
 use std::fs::OpenOptions;
@@ -8,23 +8,23 @@ use std::sync::atomic::Ordering;
 
 use crate::state::{STATE_FILE, State};
 
-/// Variable that names the shared folder.
+/// Variable with the path of the shared directory.
 pub const VARIABLE: &str = "GPUSHARE_SIMULATOR";
-/// Path at which containers have the shared folder.
+/// Path of the shared directory in containers.
 pub const CONTAINER: &str = "/run/gpushare-simulator";
 
-/// The folders of a node, as this process sees them.
+/// The directories of a node, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Folder that holds the state file.
+    /// Directory of the state file.
     pub shared: PathBuf,
-    /// Folder that holds the device nodes.
+    /// Directory of the device nodes.
     pub dev: PathBuf,
 }
 
 impl Place {
-    /// Finds the node by the variable [`VARIABLE`], else by the container's folder, else by the place of the
-    /// library that holds this code.
+    /// Finds the node by the variable [`VARIABLE`], otherwise by the container's directory, otherwise by the location
+    /// of the library that contains this code.
     #[must_use]
     pub fn find() -> Option<Self> {
         if let Some(folder) = std::env::var_os(VARIABLE) {
@@ -37,8 +37,8 @@ impl Place {
         library.ancestors().find_map(|folder| Self::beside(&folder.join("shared")))
     }
 
-    /// The node whose shared folder is `shared`. Its device nodes are in `dev` beside it if they are there,
-    /// else in `/dev`.
+    /// Returns the node with the shared directory `shared`. Its device nodes are in the sibling directory `dev` if
+    /// they are there, otherwise in `/dev`.
     fn beside(shared: &Path) -> Option<Self> {
         if !shared.join(STATE_FILE).exists() {
             return None;
@@ -47,7 +47,7 @@ impl Place {
         Some(Self { shared: shared.to_owned(), dev: own.unwrap_or_else(|| "/dev".into()) })
     }
 
-    /// Indexes of the GPUs and MIG instances whose device nodes this process may open and which are not
+    /// Lists the indexes of the GPUs and MIG instances whose device nodes this process may open and which are not
     /// excluded. Empty if the process may not open the control node `nvidiactl`.
     #[must_use]
     pub fn granted(&self, state: &State) -> Vec<usize> {
@@ -73,9 +73,9 @@ impl Place {
         self.lets(OpenOptions::new().read(true), name)
     }
 
-    /// Whether the kernel lets this process open the device node `name`. Where the device rules allow it but
-    /// no real driver serves the number, the kernel answers ENXIO. Device nodes outside /dev may lie on a
-    /// file system mounted `nodev`, which answers EACCES.
+    /// Whether the kernel lets this process open the device node `name`. If the device rules allow it but no real
+    /// driver serves the number, the kernel returns ENXIO. Device nodes outside /dev may lie on a file system mounted
+    /// `nodev`, which returns EACCES.
     fn lets(&self, options: &OpenOptions, name: &str) -> bool {
         match options.open(self.dev.join(name)) {
             Ok(_) => true,
@@ -88,9 +88,9 @@ impl Place {
     }
 }
 
-/// The GPUs of `granted` that CUDA_VISIBLE_DEVICES (`variable`) selects, in its order. A name that fits no
-/// GPU ends the list. A GPU in MIG mode is none for CUDA, and of MIG instances a process sees one: the first,
-/// before all whole GPUs (MIG user guide, "CUDA Device Enumeration").
+/// Lists the GPUs of `granted` that CUDA_VISIBLE_DEVICES (`variable`) selects, in its order. A name that matches no
+/// GPU ends the list. CUDA does not list a GPU in MIG mode, and a process sees one MIG instance: the first, before all
+/// whole GPUs (MIG user guide, "CUDA Device Enumeration").
 #[must_use]
 pub fn visible(state: &State, granted: &[usize], variable: Option<&str>) -> Vec<usize> {
     let is_instance = |index: &usize| state.gpus()[*index].card().is_some();
@@ -123,7 +123,7 @@ fn unique(state: &State, granted: &[usize], prefix: &str) -> Option<usize> {
     found.next().filter(|_| found.next().is_none())
 }
 
-/// Path of the shared object (or program) that holds this code.
+/// Returns the path of the shared object (or program) that contains this code.
 fn own_library() -> Option<PathBuf> {
     let mut found = libc::Dl_info {
         dli_fname: std::ptr::null(),
@@ -134,11 +134,11 @@ fn own_library() -> Option<PathBuf> {
     let address: *const fn() -> Option<PathBuf> = &(own_library as fn() -> Option<PathBuf>);
     // SAFETY: reads one function pointer through a reference made in the line above.
     let code = unsafe { address.cast::<*const libc::c_void>().read() };
-    // SAFETY: any address may be asked for; the answer goes to a structure of ours.
+    // SAFETY: any address is allowed, and the result goes to a structure of ours.
     if unsafe { libc::dladdr(code, &raw mut found) } == 0 || found.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the loader's own text, alive as long as the object that holds this code.
+    // SAFETY: the loader owns the text, which lives as long as the object that contains this code.
     let name = unsafe { CStr::from_ptr(found.dli_fname) };
     Path::new(std::ffi::OsStr::from_bytes(name.to_bytes())).canonicalize().ok()
 }

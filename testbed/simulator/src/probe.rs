@@ -1,4 +1,4 @@
-//! `probe`: an ordinary client of libcuda and libnvidia-ml that prints what they show it.
+//! `probe`: an ordinary client of libcuda and libnvidia-ml that prints their answers.
 
 use anyhow::{Result, bail};
 use serde_json::{Map, Value, json};
@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 use crate::Probe;
 use crate::library::Library;
 
-/// Prints every answer, allocates the sizes asked for, and holds them for the time asked for.
+/// Prints every answer, allocates the requested sizes, and holds them for the requested time.
 ///
 /// # Errors
-/// When the driver cannot be loaded or does not answer. A refused allocation is an answer, not an error.
+/// If the driver cannot be loaded or does not answer. A refused allocation is an answer, not an error.
 pub fn run(probe: &Probe) -> Result<()> {
     let mut answers = Map::new();
     let cuda = Library::open("libcuda.so.1")?;
@@ -86,7 +86,7 @@ fn ask_cuda(cuda: &Library, answers: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// Memory of each device in bytes, in the order of CUDA's ordinals.
+/// Returns the memory of each device in bytes, in the order of CUDA's ordinals.
 fn totals(cuda: &Library, count: i32) -> Result<Value> {
     let mut totals = Vec::new();
     for ordinal in 0..count {
@@ -98,7 +98,7 @@ fn totals(cuda: &Library, count: i32) -> Result<Value> {
     Ok(totals.into())
 }
 
-/// Asks NVML. Computing does not need it, so its absence is an answer and not an error.
+/// Queries NVML. Computing does not need it, so its absence is an answer and not an error.
 fn ask_nvml(answers: &mut Map<String, Value>) {
     let outcome = nvml(answers);
     let told = outcome.map_or_else(|error| format!("{error:#}"), |()| "NVML_SUCCESS".to_owned());
@@ -125,7 +125,7 @@ fn nvml(answers: &mut Map<String, Value>) -> Result<()> {
     }
     answers.insert("uuid".into(), uuids.first().cloned().into());
     answers.insert("uuids".into(), uuids.into());
-    // Of a GPU in MIG mode the instance is what has memory.
+    // The memory of a GPU in MIG mode belongs to its instance.
     let (mut instance, mut uuid) = (0, [0; 128]);
     if nvml.with_nvml_instance(c"nvmlDeviceGetMigDeviceHandleByIndex", device, 0, &mut instance)? == 0 {
         device = instance;

@@ -28,8 +28,8 @@ pub struct Reader {
     namespace: u64,
 }
 
-/// Tells a process from all others. The random number of its program tells it from an earlier process with
-/// the same pid, and from the program before an exec.
+/// Distinguishes a process from all others. The random number of its program distinguishes it from an earlier process
+/// with the same pid, and from the program before an exec.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
     pid: u32,
@@ -38,7 +38,7 @@ struct Identity {
 
 impl Identity {
     fn own() -> Self {
-        // SAFETY: asks for a word of the auxiliary vector that the kernel gave this program.
+        // SAFETY: reads a word of the auxiliary vector that the kernel gave this program.
         let random = unsafe { libc::getauxval(libc::AT_RANDOM) };
         let place: *const [u8; 8] = std::ptr::with_exposed_provenance(usize::try_from(random).unwrap_or(0));
         // SAFETY: null, or 16 random bytes that the kernel placed above the stack; nothing moves or frees
@@ -58,21 +58,20 @@ impl Identity {
     }
 }
 
-/// Who owns a slot.
+/// Whether a slot's owner lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// No living process.
     Dead,
-    /// A process with this pid in our pid namespace; `None` when it has no pid there or the kernel refused to
-    /// say.
+    /// A process with this pid in our pid namespace; `None` if it has no pid there or the kernel refused to report it.
     Alive(Option<u32>),
 }
 
 impl Reader {
-    /// Maps the state in the folder `shared`, without a slot of its own.
+    /// Maps the state in the directory `shared`, without a slot of its own.
     ///
     /// # Errors
-    /// When a file is absent or cannot be opened or mapped.
+    /// If a file is absent or cannot be opened or mapped.
     pub fn open(shared: &Path) -> io::Result<&'static Self> {
         let state = State::open(shared)?;
         let locks = OpenOptions::new().read(true).write(true).open(shared.join(SLOTS_FILE))?;
@@ -82,7 +81,7 @@ impl Reader {
         Ok(Box::leak(Box::new(reader)))
     }
 
-    /// The node's shared folder.
+    /// Returns the node's shared directory.
     #[must_use]
     pub fn shared(&self) -> &Path {
         &self.shared
@@ -94,8 +93,7 @@ impl Reader {
         self.state.sampling.namespace.load(Ordering::Relaxed) == self.namespace
     }
 
-    /// Notes the pid of every process in the node's own pid namespace. Does nothing if this process is in
-    /// another.
+    /// Records the pid of every process in the node's own pid namespace. Does nothing if this process is in another.
     pub fn note_pids(&self) {
         if self.is_host() {
             for index in 0..self.state.used_slots() {
@@ -104,8 +102,8 @@ impl Reader {
         }
     }
 
-    /// Whether the owner of slot `index` is alive. Notes its pid for readers in other pid namespaces, if this
-    /// process is in the node's own.
+    /// Returns whether the owner of slot `index` is alive. Records its pid for readers in other pid namespaces, if
+    /// this process is in the node's own.
     fn noted(&self, index: usize) -> Life {
         let slot = &self.state.slots[index];
         let generation = slot.generation.load(Ordering::Acquire);
@@ -119,7 +117,7 @@ impl Reader {
         life
     }
 
-    /// The pid that NVML reports for the process of slot `index`; `None` if it is dead or no such pid is
+    /// Returns the pid that NVML reports for the process of slot `index`; `None` if it is dead or no such pid is
     /// known.
     #[must_use]
     pub fn told_pid(&self, index: usize) -> Option<u32> {
@@ -130,7 +128,7 @@ impl Reader {
         Some(self.state.slots[index].host_pid.load(Ordering::Relaxed)).filter(|&pid| pid != 0)
     }
 
-    /// Path of the file that backs a piece of `owner`'s memory which other processes may open.
+    /// Returns the path of the file that backs a piece of `owner`'s memory that other processes may open.
     #[must_use]
     pub fn shared_memory(&self, owner: Owner, id: u64) -> PathBuf {
         self.shared.join(format!("{}{id}", prefix(owner)))
@@ -146,7 +144,7 @@ impl Reader {
         }
     }
 
-    /// Whether the owner of slot `index` is alive.
+    /// Returns whether the owner of slot `index` is alive.
     #[must_use]
     pub fn life(&self, index: usize) -> Life {
         let slot = &self.state.slots[index];
@@ -178,13 +176,12 @@ impl Session {
     /// Claims a slot for this process.
     ///
     /// # Errors
-    /// When every slot is taken by a living process, or the files cannot be opened.
+    /// If a living process has every slot, or the files cannot be opened.
     pub fn open(shared: &Path) -> io::Result<Self> {
         let reader = Reader::open(shared)?;
         let state = reader.state;
         for (index, slot) in state.slots.iter().enumerate() {
-            // Another copy of this library in our process, as dlmopen makes, holds a lock that does not keep
-            // us out.
+            // Another copy of this library in our process, as made by dlmopen, holds a lock that does not exclude us.
             let ours = slot.live.load(Ordering::Acquire) != 0 && Identity::of(slot) == reader.identity;
             if ours || fcntl(&reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err() {
                 continue;
@@ -208,25 +205,25 @@ impl Session {
         Err(io::Error::other(format!("all {SLOTS} process slots are taken")))
     }
 
-    /// Gives the slot and all its memory back.
+    /// Releases the slot and all its memory.
     pub fn close(self) {
         clear(self.state(), self.index());
         let _ = fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_UNLCK, self.index())));
     }
 
-    /// The mapped state file.
+    /// Returns the mapped state file.
     #[must_use]
     pub fn state(&self) -> &'static State {
         self.reader.state
     }
 
-    /// Index of this process's own slot.
+    /// Returns the index of this process's own slot.
     #[must_use]
     pub fn index(&self) -> usize {
         self.owner.slot as usize
     }
 
-    /// Takes a lock word of a GPU; takes it from a dead holder too.
+    /// Takes a lock word of a GPU, even from a dead holder.
     pub fn lock<'word>(&self, word: &'word std::sync::atomic::AtomicU64) -> Guard<'word> {
         lock::take(word, self.owner, |other| {
             let index = other.slot as usize;
@@ -236,8 +233,8 @@ impl Session {
         })
     }
 
-    /// Steers the process that has this pid in the node's own pid namespace, which must be this one's too, on
-    /// the GPU of this index; nothing happens if it has no slot. `slice` as in [`timeline::steer`].
+    /// Steers the process with this pid in the node's own pid namespace on the GPU of this index. This process must be
+    /// in that namespace too. Does nothing if the process has no slot. `slice` is as in [`timeline::steer`].
     pub fn steer(&self, gpu: usize, pid: u32, runs: bool, slice: u64) {
         let state = self.state();
         let Some(gpu) = state.gpus().get(gpu) else { return };
@@ -250,8 +247,8 @@ impl Session {
         }
     }
 
-    /// Whose work began on the GPU of this index and when, as [`timeline::began`] has it, by pids of this
-    /// process's namespace. Those that have ended are left out.
+    /// Lists the processes whose work began on the GPU of this index, and when, as [`timeline::began`] does, with
+    /// their pids in this process's namespace. Ended processes are left out.
     #[must_use]
     pub fn began(&self, gpu: usize, from: u64) -> (Vec<(u32, Owner, u64)>, u64) {
         let Some(gpu) = self.state().gpus().get(gpu) else { return (Vec::new(), from) };
@@ -265,8 +262,8 @@ impl Session {
         (begun.into_iter().filter_map(|(owner, at)| Some((known(owner)?, owner, at))).collect(), next)
     }
 
-    /// Gives back what dead processes held: memory, and work that had not run. It notes the pids of the
-    /// others as [`Reader::note_pids`] does, because each look at a slot costs a system call.
+    /// Reclaims the memory of dead processes and their work that had not run. It records the pids of the others as
+    /// [`Reader::note_pids`] does, because each check of a slot costs a system call.
     pub fn sweep(&self) {
         let state = self.state();
         for index in 0..state.used_slots() {
@@ -279,11 +276,11 @@ impl Session {
         }
     }
 
-    /// Gives back what the dead owner of slot `index` held. Only the holder of the byte lock may clear a
-    /// slot, because a new process could have taken it since the test.
+    /// Reclaims the resources of the dead owner of slot `index`. Only the holder of the byte lock may clear a slot,
+    /// because a new process could have taken it since the check.
     fn reclaim(&self, index: usize) {
         let state = self.state();
-        // One thread of this process at a time: byte locks do not exclude threads of one process.
+        // Only one thread of this process at a time: byte locks do not exclude threads of one process.
         let _one = self.lock(&state.gpus[0].memory_lock);
         if state.slots[index].live.load(Ordering::Acquire) == 0
             || fcntl(&self.reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err()
@@ -306,13 +303,13 @@ impl Session {
         self.reader.remove_files(dead);
     }
 
-    /// Bytes that `gpu` has left for this process, and of how many, after dead processes' memory was given
-    /// back. A limit of its cgroup bounds both.
+    /// Returns the bytes that `gpu` has left for this process, and the total, after reclaiming dead processes' memory.
+    /// A limit of its cgroup bounds both.
     #[must_use]
     pub fn free_and_total(&self, gpu: &Gpu) -> (u64, u64) {
         self.sweep();
         let total = gpu.total();
-        // What no program can allocate counts as in use.
+        // Memory that no program can allocate counts as in use.
         let free = gpu.memory.load(Ordering::Relaxed).saturating_sub(gpu.used(self.state().used_slots()));
         match gpu.left_to_cgroup(self.state(), self.cgroup()) {
             Some((left, limit)) => (free.min(left), total.min(limit)),
@@ -320,7 +317,7 @@ impl Session {
         }
     }
 
-    /// Id of the cgroup that this process counts to; 0 if it is not known.
+    /// Returns the id of the cgroup that this process counts to; 0 if it is unknown.
     #[must_use]
     pub fn cgroup(&self) -> u64 {
         self.state().slots[self.index()].cgroup.load(Ordering::Relaxed)
@@ -348,7 +345,7 @@ fn c_int_of(value: c_short) -> i32 {
     i32::from(value)
 }
 
-/// Inode of this process's pid namespace; 0 if it cannot be read.
+/// Returns the inode of this process's pid namespace; 0 if it cannot be read.
 #[must_use]
 pub fn pid_namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;

@@ -1,8 +1,8 @@
-//! Reads sizes of memory as people write them.
+//! Parses sizes of memory in human-readable form.
 
 use std::fmt;
 
-/// The text that could not be read as a size.
+/// The text that is not a valid size.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SizeError(String);
 
@@ -14,10 +14,10 @@ impl fmt::Display for SizeError {
 
 impl std::error::Error for SizeError {}
 
-/// Reads `1TiB`, `80GiB`, `512MiB`, `64KiB`, `4096B` into bytes.
+/// Parses `1TiB`, `80GiB`, `512MiB`, `64KiB`, `4096B` into bytes.
 ///
 /// # Errors
-/// When `text` has another form, or exceeds 64 bits.
+/// If `text` has another form, or exceeds 64 bits.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     let wrong = || SizeError(text.to_owned());
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;

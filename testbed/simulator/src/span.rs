@@ -1,8 +1,8 @@
-//! Reads spans of time as people write them.
+//! Parses spans of time in human-readable form.
 
 use std::fmt;
 
-/// The text that could not be read as a span.
+/// The text that is not a valid span.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SpanError(String);
 
@@ -14,10 +14,10 @@ impl fmt::Display for SpanError {
 
 impl std::error::Error for SpanError {}
 
-/// Reads `1s`, `2ms`, `0.5ms`, `250us`, `100ns` into nanoseconds. Fractions of a nanosecond are refused.
+/// Parses `1s`, `2ms`, `0.5ms`, `250us`, `100ns` into nanoseconds. Fractions of a nanosecond are refused.
 ///
 /// # Errors
-/// When `text` has another form, is zero, or exceeds 64 bits.
+/// If `text` has another form, is zero, or exceeds 64 bits.
 pub fn parse(text: &str) -> Result<u64, SpanError> {
     let wrong = || SpanError(text.to_owned());
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;

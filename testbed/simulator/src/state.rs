@@ -14,7 +14,7 @@ use crate::cgroup::CgroupLimit;
 use crate::mig::Part;
 use crate::physics::NodePhysics;
 
-/// First word of a state file; it stands for the layout's name and version.
+/// First word of a state file. It encodes the layout's name and version.
 pub const MAGIC: u64 = 0x6770_7573_696d_0009;
 /// Most GPUs that a node can have.
 pub const GPUS: usize = 16;
@@ -26,11 +26,11 @@ pub const CGROUPS: usize = 512;
 pub const RUNS: usize = 65536;
 /// Number of cancelled pieces of the time line that are remembered; older ones are overwritten.
 pub const CUTS: usize = 4096;
-/// Most stamps that a process can wait for on one GPU at one time.
+/// Most stamps that a process can have pending on one GPU.
 pub const STAMPS: usize = 256;
-/// Name of the mapped file in the shared folder.
+/// Name of the mapped file in the shared directory.
 pub const STATE_FILE: &str = "state";
-/// Name of the file whose byte locks tell which slots are alive.
+/// Name of the file whose byte locks show which slots are alive.
 pub const SLOTS_FILE: &str = "slots";
 
 /// A short text, padded with zeros to `N` bytes.
@@ -70,7 +70,7 @@ pub struct Run {
     pub generation: AtomicU32,
 }
 
-/// A piece that was taken out of the time line because its process died.
+/// A piece that was removed from the time line because its process died.
 #[repr(C)]
 pub struct Cut {
     /// Begin, in the time line as it was before the cut.
@@ -82,24 +82,23 @@ pub struct Cut {
 /// One process's work on a GPU that slices. Positions on the line are nanoseconds of GPU time.
 #[repr(C)]
 pub struct Line {
-    /// Generation of the slot whose work this is. A dead process's generation stays until the next owner
-    /// queues work.
+    /// Generation of the slot that owns the work. A dead process's generation stays until the next owner queues work.
     pub generation: AtomicU32,
     /// 1 while the process's channels are stopped.
     pub stopped: AtomicU32,
-    /// Length of its turns in nanoseconds; 0: as the GPU has them.
+    /// Length of its turns in nanoseconds; 0: the GPU's default.
     pub slice: AtomicU64,
-    /// Position of the end of all work that was ever queued.
+    /// Position of the end of all work ever queued.
     pub queued: AtomicU64,
     /// Position up to which the work has run.
     pub ran: AtomicU64,
-    /// Number of stamps ever asked for.
+    /// Number of stamps ever requested.
     pub asked: AtomicU64,
-    /// Number of stamps ever given.
+    /// Number of stamps ever written.
     pub given: AtomicU64,
 }
 
-/// A request to note the moment at which the GPU reaches a position on a line.
+/// A request to record the moment at which the GPU reaches a position on a line.
 #[repr(C)]
 pub struct Stamp {
     /// Position on the process's line, nanoseconds of GPU time.
@@ -115,19 +114,19 @@ pub struct Turns {
     pub slice: AtomicU64,
     /// Nanoseconds in which nothing runs when the turn goes to another process.
     pub switch: AtomicU64,
-    /// Moment up to which the GPU's work is written down, in nanoseconds of the device clock.
+    /// Moment up to which the GPU's work is recorded, in nanoseconds of the device clock.
     pub time: AtomicU64,
     /// When the turn ends at the latest, in nanoseconds of the device clock.
     pub end: AtomicU64,
-    /// Slot of the process whose turn it is.
+    /// Slot of the process that has the turn.
     pub holder: AtomicU32,
-    /// 1 while `step` is to be carried out.
+    /// 1 while `step` must be carried out.
     pub pending: AtomicU32,
     /// The step being carried out.
     pub step: Step,
 }
 
-/// What a piece of work changes, as values and not as differences, so that a step carried out twice has the
+/// The changes that a piece of work makes, as values and not as differences, so that a step carried out twice has the
 /// effect of one. The next holder of the time lock finishes the step of a process that died.
 #[repr(C)]
 pub struct Step {
@@ -154,7 +153,7 @@ pub struct Step {
 pub struct Gpu {
     /// The 16 bytes of the UUID.
     pub uuid: [AtomicU8; 16],
-    /// Model name as the driver tells it.
+    /// Model name as the driver reports it.
     pub model: Text<96>,
     /// PCI bus number; domain, device and function are 0.
     pub bus: AtomicU32,
@@ -164,11 +163,11 @@ pub struct Gpu {
     pub cores: AtomicU32,
     /// 1 if the GPU is excluded: no new process gets it.
     pub excluded: AtomicU32,
-    /// Which processes may have contexts, as NVML numbers it: 0 all, 2 none, 3 one at a time.
+    /// Compute mode, numbered as in NVML: 0 all processes may have contexts, 2 none, 3 one at a time.
     pub compute_mode: AtomicU32,
-    /// 1 while the GPU is in MIG mode: then programs run on its instances alone.
+    /// 1 while the GPU is in MIG mode. Programs then run only on its instances.
     pub mig_mode: AtomicU32,
-    /// What it is an instance of; all zero for a whole GPU.
+    /// Its relation to its card if it is an instance; all zero for a whole GPU.
     pub part: Part,
     /// The GPUs at the other ends of its NVLinks, a bit for each index.
     pub nvlinks: AtomicU64,
@@ -178,8 +177,7 @@ pub struct Gpu {
     pub memory_lock: AtomicU64,
     /// Lock word that guards every field below it except `bytes`.
     pub time_lock: AtomicU64,
-    /// When the last queued work ends, in nanoseconds of the device clock; used in the order of submission
-    /// only.
+    /// End of the last queued work, in nanoseconds of the device clock. Only used for the order of submission.
     pub tail: AtomicU64,
     /// Number of runs ever written; a run's place in `runs` is its number modulo [`RUNS`].
     pub run_count: AtomicU64,
@@ -189,11 +187,11 @@ pub struct Gpu {
     pub bytes: [AtomicU64; SLOTS],
     /// Limits of memory by cgroup, guarded by `memory_lock`.
     pub limits: [CgroupLimit; CGROUPS],
-    /// Whose turn it is, on a GPU that slices.
+    /// The current turn, on a GPU that slices.
     pub turns: Turns,
     /// Each slot's work, on a GPU that slices.
     pub lines: [Line; SLOTS],
-    /// The last stamps that each slot asked for; a ring for each slot.
+    /// The last stamps that each slot requested; a ring for each slot.
     pub stamps: [[Stamp; STAMPS]; SLOTS],
     /// The last runs, as a ring.
     pub runs: [Run; RUNS],
@@ -206,29 +204,29 @@ pub struct Gpu {
 pub struct Slot {
     /// 1 while a process owns the slot.
     pub live: AtomicU32,
-    /// Counts the owners of this slot, so that a later owner is told from an earlier one.
+    /// Counts the owners of this slot, which distinguishes a later owner from an earlier one.
     pub generation: AtomicU32,
     /// Owner's pid in its own pid namespace.
     pub pid: AtomicU32,
     /// Owner's pid in the node's own pid namespace; 0 until a process there has seen the owner.
     pub host_pid: AtomicU32,
-    /// Random number that the kernel gave the owner's program at its start; tells a program from the one
+    /// Random number that the kernel gave the owner's program at its start. It distinguishes a program from the one
     /// before an exec.
     pub image: AtomicU64,
-    /// Id of the owner's cgroup of version 2; 0 if it is not known.
+    /// Id of the owner's cgroup of version 2; 0 if it is unknown.
     pub cgroup: AtomicU64,
     /// Path of the owner's program.
     pub program: Text<96>,
 }
 
-/// What NVML reports about processes, and how it rounds.
+/// NVML's reports about processes, and its rounding.
 #[repr(C)]
 pub struct Sampling {
     /// 1 if percents are rounded to the nearest; 0 if they are rounded down.
     pub nearest: AtomicU32,
-    /// 1 if NVML tells nothing about single processes.
+    /// 1 if NVML reports nothing about single processes.
     pub no_processes: AtomicU32,
-    /// 1 if NVML always tells pids of the node's own pid namespace; 0 if it tells those of the caller's.
+    /// 1 if NVML always reports pids in the node's own pid namespace; 0 if it reports them in the caller's.
     pub host_pids: AtomicU32,
     /// Padding, zero.
     pub reserved: AtomicU32,
@@ -247,12 +245,12 @@ pub struct State {
     pub cuda: AtomicU32,
     /// Driver version, for example 535.309.01.
     pub driver: Text<32>,
-    /// What is the same for all GPUs of the node.
+    /// The physics that all GPUs of the node share.
     pub physics: NodePhysics,
-    /// Wall clock less device clock when the node was made, in nanoseconds. NVML's time stamps use it, so
-    /// that they never jump.
+    /// Wall clock minus device clock when the node was made, in nanoseconds. NVML's time stamps use it, so they never
+    /// jump.
     pub wall_offset: AtomicU64,
-    /// What NVML reports about processes, and how it rounds.
+    /// NVML's reports about processes, and its rounding.
     pub sampling: Sampling,
     /// Highest slot ever used plus one.
     pub slots_used: AtomicU32,
@@ -268,11 +266,11 @@ const _: () =
     assert!(size_of::<Run>() == 32 && size_of::<Slot>() == 128 && size_of::<Gpu>().is_multiple_of(8));
 
 impl State {
-    /// Makes the state file and the slots' lock file in the folder `shared`, and maps the state. Everything
-    /// in it but the magic is zero.
+    /// Creates the state file and the slots' lock file in the directory `shared`, and maps the state. Everything in it
+    /// but the magic is zero.
     ///
     /// # Errors
-    /// When a file cannot be made or mapped.
+    /// If a file cannot be created or mapped.
     pub fn create(shared: &Path) -> io::Result<&'static Self> {
         for name in [STATE_FILE, SLOTS_FILE] {
             let file = OpenOptions::new().read(true).write(true).create_new(true).open(shared.join(name))?;
@@ -287,10 +285,10 @@ impl State {
         Ok(state)
     }
 
-    /// Maps the state file of the folder `shared`, which must exist.
+    /// Maps the state file of the directory `shared`, which must exist.
     ///
     /// # Errors
-    /// When the file is absent, or has another size or another layout.
+    /// If the file is absent, or has another size or another layout.
     pub fn open(shared: &Path) -> io::Result<&'static Self> {
         let file = OpenOptions::new().read(true).write(true).open(shared.join(STATE_FILE))?;
         if file.metadata()?.len() != size_of::<Self>() as u64 {
@@ -305,7 +303,7 @@ impl State {
 
     fn map(file: &File) -> io::Result<&'static Self> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: the kernel chooses the address of the new mapping, which touches no memory of ours.
         let address =
             unsafe { libc::mmap(std::ptr::null_mut(), size_of::<Self>(), access, kind, file.as_raw_fd(), 0) };
         if address == libc::MAP_FAILED {
@@ -316,14 +314,14 @@ impl State {
         Ok(unsafe { &*address.cast::<Self>() })
     }
 
-    /// The GPUs that the node has.
+    /// Returns the GPUs of the node.
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         let count = self.gpu_count.load(Ordering::Acquire) as usize;
         &self.gpus[..count.min(GPUS)]
     }
 
-    /// Number of slots, from the first, that were ever in use.
+    /// Returns the number of slots, from the first, that were ever in use.
     #[must_use]
     pub fn used_slots(&self) -> usize {
         (self.slots_used.load(Ordering::Acquire) as usize).min(SLOTS)
@@ -331,13 +329,13 @@ impl State {
 }
 
 impl Gpu {
-    /// The 16 bytes of the UUID.
+    /// Returns the 16 bytes of the UUID.
     #[must_use]
     pub fn uuid_bytes(&self) -> [u8; 16] {
         std::array::from_fn(|index| self.uuid[index].load(Ordering::Relaxed))
     }
 
-    /// The UUID as the driver prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for an
+    /// Returns the UUID as the driver prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for an
     /// instance.
     #[must_use]
     pub fn uuid_text(&self) -> String {
@@ -351,7 +349,7 @@ impl Gpu {
         text
     }
 
-    /// The PCI address in the form of `/proc`: `0000:3b:00.0`.
+    /// Returns the PCI address in the form of `/proc`: `0000:3b:00.0`.
     #[must_use]
     pub fn address(&self) -> String {
         format!("0000:{:02x}:00.0", self.bus.load(Ordering::Relaxed))

@@ -1,7 +1,7 @@
 //! A GPU's time line: when the work of all processes runs, and how long each process kept the GPU busy.
 //!
-//! [`fifo`] is a GPU that works in the order of submission, [`slices`] one whose processes take turns. `runs`
-//! keeps what either has done; busy time is computed from it.
+//! [`fifo`] is a GPU that works in the order of submission, [`slices`] one whose processes take turns. `runs` records
+//! the work of either; busy time is computed from it.
 
 mod fifo;
 mod runs;
@@ -17,10 +17,9 @@ use crate::state::{Gpu, RUNS};
 
 pub use slices::Asked;
 
-/// A waiter sleeps at most this long, nanoseconds. Then it gives back what dead processes held and looks
-/// again.
+/// Longest sleep of a waiter, in nanoseconds. It then reclaims dead processes' resources and checks again.
 const NAP: u64 = 4_000_000;
-/// Waits shorter than this are spent awake, nanoseconds.
+/// Shorter waits are busy waits, in nanoseconds.
 const SPIN: u64 = 60_000;
 
 /// The end of a piece of work.
@@ -33,7 +32,7 @@ pub enum Mark {
 }
 
 impl Default for Mark {
-    /// The end of no work, which has always passed.
+    /// Returns the end of no work, which has always passed.
     fn default() -> Self {
         Self::End(fifo::End::default())
     }
@@ -62,8 +61,7 @@ pub fn submit(gpu: &Gpu, session: &Session, length: u64, after: u64) -> Mark {
     Mark::End(fifo::submit(gpu, session.owner, length, after))
 }
 
-/// Queues a stamp of the moment at which the work queued so far has ended. `asked` is the process's list for
-/// this GPU.
+/// Queues a stamp of the moment at which the work queued so far has ended. `asked` is the process's list for this GPU.
 pub fn stamp(gpu: &Gpu, session: &Session, asked: &Asked, after: u64) -> Stamp {
     if in_turns(gpu) {
         let (place, moment) = asked.ask(gpu, session);
@@ -72,8 +70,8 @@ pub fn stamp(gpu: &Gpu, session: &Session, asked: &Asked, after: u64) -> Stamp {
     Stamp { mark: submit(gpu, session, 0, after), moment: None }
 }
 
-/// Lets a process run on a GPU that slices, or stops it, and sets the length of its turns in nanoseconds; 0:
-/// as the GPU has them.
+/// Runs or stops a process on a GPU that slices, and sets the length of its turns in nanoseconds; 0: the GPU's
+/// default.
 pub fn steer(gpu: &Gpu, session: &Session, owner: Owner, runs: bool, slice: u64) {
     if in_turns(gpu) {
         slices::steer(gpu, session, owner, runs, slice);
@@ -90,7 +88,7 @@ pub fn cancel(gpu: &Gpu, session: &Session, dead: Owner) {
 }
 
 impl Mark {
-    /// The mark as numbers, so that other processes of the node can read it.
+    /// Encodes the mark as numbers, so that other processes of the node can read it.
     #[must_use]
     pub fn words(self) -> [u64; 4] {
         match self {
@@ -99,7 +97,7 @@ impl Mark {
         }
     }
 
-    /// The mark from the numbers that [`Mark::words`] made.
+    /// Decodes a mark from the numbers of [`Mark::words`].
     #[must_use]
     pub fn of_words([kind, first, second, third]: [u64; 4]) -> Self {
         let number = |word| u32::try_from(word).unwrap_or(u32::MAX);
@@ -110,14 +108,14 @@ impl Mark {
         Self::Place(slices::Place { owner, position: third })
     }
 
-    /// Whether work that `session`'s process queues from now on follows this work without waiting for it:
-    /// true on a GPU that slices, for work of the same process.
+    /// Whether work that `session`'s process queues from now on follows this work without waiting for it: true on a
+    /// GPU that slices, for work of the same process.
     #[must_use]
     pub fn precedes(&self, session: &Session) -> bool {
         matches!(self, Self::Place(place) if place.owner == session.owner)
     }
 
-    /// When the marked work ends, if that is known before it has run.
+    /// Returns when the marked work ends, if that is known before it has run.
     #[must_use]
     pub fn end(&self, gpu: &Gpu) -> Option<u64> {
         match self {
@@ -135,7 +133,7 @@ impl Mark {
         }
     }
 
-    /// Nanoseconds until the marked work ends, if nothing comes between.
+    /// Returns the nanoseconds until the marked work ends, if nothing intervenes.
     fn left(&self, gpu: &Gpu, session: &Session) -> u64 {
         match self {
             Self::End(end) => end.time(gpu).saturating_sub(clock::now()),
@@ -160,7 +158,7 @@ impl Mark {
 }
 
 impl Stamp {
-    /// The moment in nanoseconds of the device clock, once it has come.
+    /// Returns the moment in nanoseconds of the device clock, once it has come.
     #[must_use]
     pub fn time(&self, gpu: &Gpu, session: &Session, asked: &Asked) -> Option<u64> {
         match (self.mark, &self.moment) {
@@ -174,14 +172,14 @@ impl Stamp {
 /// Busy time of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
-    /// Slot and generation of the process: a slot is used again.
+    /// Slot and generation of the process, because slots are reused.
     pub owner: Owner,
     /// Busy time in nanoseconds.
     pub time: u64,
 }
 
-/// Whose work began on `gpu` and when, in order, from the run of this number on; and the number to ask from
-/// next.
+/// Lists the processes whose work began on `gpu`, and when, in order, starting with the run of number `from`. Also
+/// returns the number to pass next.
 #[must_use]
 pub fn began(gpu: &Gpu, session: &Session, from: u64) -> (Vec<(Owner, u64)>, u64) {
     let _guard = session.lock(&gpu.time_lock);
@@ -190,7 +188,7 @@ pub fn began(gpu: &Gpu, session: &Session, from: u64) -> (Vec<(Owner, u64)>, u64
     }
     let (now, count) = (clock::now(), gpu.run_count.load(Ordering::Acquire));
     let from = from.max(count.saturating_sub(RUNS as u64));
-    // On a GPU that works in the order of submission, what is still to come is planned already.
+    // On a GPU that works in the order of submission, future work is already planned.
     let has_begun = |index: &u64| runs::run(gpu, *index).start.load(Ordering::Relaxed) <= now;
     let begun = (from..count).take_while(has_begun).map(|index| runs::run(gpu, index));
     let begun: Vec<(Owner, u64)> =
@@ -199,7 +197,7 @@ pub fn began(gpu: &Gpu, session: &Session, from: u64) -> (Vec<(Owner, u64)>, u64
     (begun, next)
 }
 
-/// How long each process kept `gpu` busy between the moments `from` and `to` of the device clock.
+/// Returns how long each process kept `gpu` busy between the moments `from` and `to` of the device clock.
 #[must_use]
 pub fn busy(gpu: &Gpu, session: &Session, from: u64, to: u64) -> Vec<Busy> {
     let _guard = session.lock(&gpu.time_lock);

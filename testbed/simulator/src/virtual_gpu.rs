@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 /// Length of a bin of the busy times, in nanoseconds.
 pub const BIN: u64 = 1_000_000;
 
-/// Whose work runs next.
+/// How the device chooses the next work to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discipline {
     /// In the order of submission; nothing is ever cut.
@@ -47,14 +47,14 @@ pub struct Controls {
     pub slice: Option<u64>,
 }
 
-/// What passes between two turns, in nanoseconds.
+/// Duration of the switch between two turns, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switch {
     /// A switch that ends a turn while work is left.
     pub at_work: u64,
-    /// One from a process that has no work left.
+    /// A switch from a process that has no work left.
     pub at_rest: u64,
-    /// For how long a process without work keeps the device before others have their turn.
+    /// How long an idle process keeps the device before others get their turn.
     pub holds: u64,
 }
 
@@ -86,32 +86,32 @@ pub struct Handover {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
-    /// Process whose turn it is.
+    /// Process that has the turn.
     of: usize,
-    /// Until when the device switches to it.
+    /// End of the switch to it.
     begin: u64,
-    /// When the turn ends at the latest.
+    /// The latest end of the turn.
     end: u64,
-    /// Since when it has had no work, while the device waits for it.
+    /// Time since which it has had no work, while the device waits for it.
     rests: Option<u64>,
 }
 
-/// What the device does, and until when at the latest.
+/// The device's activity, and its latest end.
 enum Phase {
-    /// It works for the process whose turn it is.
+    /// It works for the process that has the turn.
     Runs(u64),
     /// It switches, or waits for that process.
     Waits(u64),
 }
 
 impl VirtualGpu {
-    /// An idle device at time 0 for `processes` processes. It switches between them in no time.
+    /// Creates an idle device at time 0 for `processes` processes. Switches between them take no time.
     #[must_use]
     pub fn new(discipline: Discipline, processes: usize) -> Self {
         Self::switching(discipline, Switch::default(), processes)
     }
 
-    /// As [`VirtualGpu::new`], with switches that take time. They are between turns alone.
+    /// Like [`VirtualGpu::new`], but switches take time. There are switches only between turns.
     #[must_use]
     pub fn switching(discipline: Discipline, switch: Switch, processes: usize) -> Self {
         Self {
@@ -125,12 +125,12 @@ impl VirtualGpu {
         }
     }
 
-    /// Sets how `process` is scheduled from now on. A kernel that runs is cut at once.
+    /// Sets how `process` is scheduled from now on. A running kernel is cut at once.
     pub fn control(&mut self, process: usize, controls: Controls) {
         self.queues[process].controls = controls;
     }
 
-    /// How `process` is scheduled.
+    /// Returns how `process` is scheduled.
     #[must_use]
     pub fn controls(&self, process: usize) -> Controls {
         self.queues[process].controls
@@ -158,7 +158,7 @@ impl VirtualGpu {
         number
     }
 
-    /// Drops what `process` has queued, as when it has ended.
+    /// Drops the queued work of `process`, as when it has ended.
     pub fn cancel(&mut self, process: usize) {
         let queue = &mut self.queues[process];
         queue.pending.clear();
@@ -172,13 +172,13 @@ impl VirtualGpu {
         self.queues[process].ended >= number
     }
 
-    /// The number of the last submission of `process`.
+    /// Returns the number of the last submission of `process`.
     #[must_use]
     pub fn last(&self, process: usize) -> u64 {
         self.queues[process].submitted
     }
 
-    /// How many submissions of `process` have not ended.
+    /// Returns how many submissions of `process` have not ended.
     #[must_use]
     pub fn pending(&self, process: usize) -> usize {
         self.queues[process].pending.len()
@@ -189,25 +189,25 @@ impl VirtualGpu {
         self.queues[process].stamps.remove(&number)
     }
 
-    /// Nanoseconds for which `process` has kept the device busy.
+    /// Returns the nanoseconds for which `process` has kept the device busy.
     #[must_use]
     pub fn busy(&self, process: usize) -> u64 {
         self.queues[process].busy
     }
 
-    /// Busy nanoseconds of `process` in each bin of [`BIN`] nanoseconds.
+    /// Returns the busy nanoseconds of `process` in each bin of [`BIN`] nanoseconds.
     #[must_use]
     pub fn bins(&self, process: usize) -> &[u64] {
         &self.queues[process].bins
     }
 
-    /// All switches so far, in order.
+    /// Returns all switches so far, in order.
     #[must_use]
     pub fn handovers(&self) -> &[Handover] {
         &self.handovers
     }
 
-    /// When the next piece of work, turn or switch ends; `None` if nothing can run.
+    /// Returns when the next piece of work, turn or switch ends; `None` if nothing can run.
     #[must_use]
     pub fn next_change(&mut self) -> Option<u64> {
         match self.choose()? {
@@ -257,7 +257,7 @@ impl VirtualGpu {
         }
     }
 
-    /// What the device does now; `None` if no process has work that may run.
+    /// Returns the device's current activity; `None` if no process has work that may run.
     fn choose(&mut self) -> Option<Phase> {
         let Discipline::Slices(own) = self.discipline else {
             self.turn.of = *self.order.front()?;
@@ -295,7 +295,7 @@ impl VirtualGpu {
         }
     }
 
-    /// Which of the others has its turn next; `None` if none of them has work that may run.
+    /// Returns the process with the next turn; `None` if no other process has work that may run.
     fn next(&self) -> Option<usize> {
         let count = self.queues.len();
         let mut others = (1..count).map(|step| (self.turn.of + step) % count);
@@ -329,7 +329,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Stamps of two pairs of events around kernels of 5 and 3 ms that two processes submit at once.
+    /// Returns the stamps of two pairs of events around kernels of 5 and 3 ms that two processes submit at once.
     fn pairs(discipline: Discipline) -> [[u64; 2]; 2] {
         let mut gpu = VirtualGpu::new(discipline, 2);
         let numbers = [5, 3].map(|length| length * MS);

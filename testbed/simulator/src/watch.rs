@@ -1,4 +1,4 @@
-//! `watch`: notes the host's pids of a node's processes, so that NVML can tell them in another pid namespace.
+//! `watch`: records the host's pids of a node's processes, so that NVML can report them in another pid namespace.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::Watch;
 /// Returns only on an error.
 ///
 /// # Errors
-/// When there is no node, or it was made in another pid namespace.
+/// If there is no node, or it was made in another pid namespace.
 pub fn run(watch: &Watch) -> Result<()> {
     let shared = watch.dir.join("shared");
     let reader = Reader::open(&shared).with_context(|| format!("no node in {}", watch.dir.display()))?;

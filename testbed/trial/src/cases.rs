@@ -10,34 +10,34 @@ use crate::time::MILLISECOND;
 /// A group of runs that is reported as one line.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What is special about it.
+    /// Name of the condition that it tests.
     pub name: &'static str,
     /// The containers of each of its runs.
     pub runs: Vec<Vec<Container>>,
 }
 
-/// A case on one device.
+/// The result of a case on one device.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Containers of all runs.
     pub containers: usize,
-    /// How many of them were out of bounds.
+    /// How many of them exceeded the bounds.
     pub misses: usize,
-    /// The worst figures of any of them, without seconds.
+    /// The worst figures of any of them, without the seconds.
     pub worst: Figures,
 }
 
-/// On what a case is run.
+/// The setting for running a case.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// How the device chooses whose work runs next.
+    /// How the device chooses the next work to run.
     pub device: Discipline,
-    /// What a container that comes near to its share stays within.
+    /// The bounds on a container's distance from its share.
     pub bounds: Bounds,
 }
 
 impl Case {
-    /// Makes every `step`-th run of the case with each of `seeds`.
+    /// Runs every `step`-th run of the case with each of `seeds`.
     #[must_use]
     pub fn run(&self, setting: &Setting, seeds: std::ops::Range<u64>, step: usize) -> Summary {
         let nothing = Figures { least_first: f64::INFINITY, ..Figures::default() };
@@ -84,7 +84,7 @@ fn side_by_side(cores: [u32; 2]) -> Vec<Vec<Container>> {
     let pairs = LENGTHS.into_iter().flat_map(|one| LENGTHS.map(|other| [one, other]));
     pairs
         .flat_map(|lengths| {
-            // Shares that add up to 100 % need programs that always want more: none waits for each short
+            // Shares that add up to 100 % need programs that always want more, so none of these waits for each short
             // kernel.
             [0, 16].map(|synchronise| {
                 let container =
@@ -101,7 +101,7 @@ fn mixed(load: Load) -> Load {
     Load { kernels: [1, 5, 50].map(|factor| load.kernels[0] * factor / 5).into(), ..load }
 }
 
-/// All cases.
+/// Lists all cases.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let case = |name, runs| Case { name, runs };

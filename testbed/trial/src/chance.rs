@@ -1,4 +1,4 @@
-//! Pseudo-random numbers, the same in every run with one seed.
+//! Pseudo-random numbers, reproducible from a seed.
 
 /// A xorshift generator.
 #[derive(Clone, Debug)]
@@ -18,18 +18,18 @@ impl Chance {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
     }
 
-    /// A number below `bound`, which is above 0.
+    /// Returns a number below `bound`, which is above 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.number() % bound
     }
 
-    /// `length` changed by at most `percent`.
+    /// Returns `length` varied by at most `percent`.
     pub fn around(&mut self, length: u64, percent: u64) -> u64 {
         let spread = length * percent / 100;
         if spread == 0 { length } else { length - spread + self.below(2 * spread + 1) }
     }
 
-    /// A number from 0 up to 1, which it never is.
+    /// Returns a number in [0, 1).
     pub fn fraction(&mut self) -> f64 {
         const BITS: u32 = 48;
         #[expect(clippy::cast_precision_loss, reason = "48 bits")]
@@ -37,12 +37,13 @@ impl Chance {
         number / 2f64.powi(48)
     }
 
-    /// A time until the next of events that come by chance, every `mean` in the mean.
+    /// Returns the time until the next of events at random times with mean interval `mean`.
     pub fn exponential(&mut self, mean: u64) -> u64 {
         scaled(mean, -(1.0 - self.fraction()).ln())
     }
 
-    /// A time whose logarithm is spread by `spread` around that of `median`.
+    /// Returns a log-normally distributed time with this `median`. `spread` is the standard deviation of its
+    /// logarithm.
     pub fn log_normal(&mut self, median: u64, spread: f64) -> u64 {
         let (one, two) = (1.0 - self.fraction(), self.fraction());
         let normal = (-2.0 * one.ln()).sqrt() * (std::f64::consts::TAU * two).cos();

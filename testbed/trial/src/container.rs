@@ -1,4 +1,4 @@
-//! A container of a trial: its share, and what its processes launch.
+//! A container of a trial: its share, and the launches of its processes.
 
 use gpushare_region::ComputePolicy;
 
@@ -16,22 +16,22 @@ pub struct Container {
     pub ceiling: u32,
     /// How many processes run its load.
     pub processes: usize,
-    /// What each of them launches.
+    /// The load of each process.
     pub load: Load,
 }
 
-/// What a process launches, one kernel after the other.
+/// The kernels that a process launches, one after the other.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Lengths of its kinds of kernels in nanoseconds. Each launch picks one of them at random.
     pub kernels: Vec<u64>,
-    /// Launches between two synchronisations; 0: it never waits.
+    /// Launches between two synchronisations; 0: never synchronises.
     pub synchronise: u32,
     /// How the lengths change over time.
     pub shape: Shape,
     /// How much lengths vary from launch to launch, in percent.
     pub jitter: u64,
-    /// From when to when it launches, in nanoseconds.
+    /// Begin and end of its launches, in nanoseconds.
     pub active: (u64, u64),
     /// Pause after each synchronisation, in nanoseconds.
     pub pause: u64,
@@ -68,7 +68,7 @@ impl Shape {
 }
 
 impl Load {
-    /// Launches of `length` nanoseconds ±10 %, with a synchronisation after every `synchronise` launches.
+    /// Creates launches of `length` nanoseconds ±10 %, with a synchronisation after every `synchronise` launches.
     #[must_use]
     pub fn steady(length: u64, synchronise: u32) -> Self {
         Self {
@@ -81,7 +81,7 @@ impl Load {
         }
     }
 
-    /// Kind and length of the next kernel.
+    /// Returns kind and length of the next kernel.
     pub(crate) fn next(&self, chance: &mut Chance, now: u64) -> (usize, u64) {
         let kind = usize::try_from(chance.below(self.kernels.len() as u64)).unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "a length below a second")]
@@ -94,7 +94,7 @@ impl Load {
 }
 
 impl Container {
-    /// A container whose `processes` processes run `load` under the policy `fixed`.
+    /// Creates a container with `processes` processes that run `load` under the policy `fixed`.
     #[must_use]
     pub fn fixed(cores: u32, processes: usize, load: Load) -> Self {
         Self { cores, policy: ComputePolicy::Fixed, ceiling: 100, processes, load }

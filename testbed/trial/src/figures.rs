@@ -1,4 +1,4 @@
-//! Measures how far a container was from its share.
+//! Measures each container's distance from its share.
 
 use std::ops::RangeInclusive;
 
@@ -6,7 +6,7 @@ use gpushare_simulator::virtual_gpu::BIN;
 
 use crate::time::{MILLISECOND, SECOND};
 
-/// How near to its share a container must come.
+/// The maximum distance of a container from its share.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     /// Percentage points between the mean and the share.
@@ -17,25 +17,25 @@ pub struct Bounds {
     pub first: RangeInclusive<f64>,
 }
 
-/// What one container got in a run.
+/// One container's results in a run.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     /// Mean use after the first second minus the share, in percentage points.
     pub mean: f64,
-    /// The largest difference to the share in any second after the first, in percentage points. Seconds begin
-    /// every 50 ms.
+    /// The largest difference from the share in any second after the first, in percentage points. Seconds begin every
+    /// 50 ms.
     pub worst: f64,
-    /// Use in the first second, in percent of what the share allows in a second.
+    /// Use in the first second, in percent of the share of a second.
     pub first: f64,
-    /// The same of the container of a summary that had the least.
+    /// The lowest [`Self::first`] of the containers in a summary.
     pub least_first: f64,
     /// Use of the GPU in each second, in percent.
     pub seconds: Vec<f64>,
 }
 
 impl Figures {
-    /// The figures of a container with a share of `cores` percent that began at `begin` and used the GPU as
-    /// `bins` say.
+    /// Computes the figures of a container with a share of `cores` percent that began at `begin` and used the GPU
+    /// according to `bins`.
     pub(crate) fn new(bins: &[u64], begin: u64, end: u64, cores: u32) -> Self {
         let mut sums = vec![0u64];
         for index in 0..usize::try_from(end / BIN).unwrap_or(0) {
@@ -62,7 +62,7 @@ impl Figures {
         }
     }
 
-    /// The worse of the two, figure by figure; without seconds.
+    /// Returns the worse of the two, figure by figure, without the seconds.
     #[must_use]
     pub(crate) fn worse(&self, other: &Self) -> Self {
         Self {
@@ -74,7 +74,7 @@ impl Figures {
         }
     }
 
-    /// Whether they are within `bounds`.
+    /// Whether the figures are within `bounds`.
     #[must_use]
     pub fn is_within(&self, bounds: &Bounds) -> bool {
         self.mean.abs() <= bounds.mean

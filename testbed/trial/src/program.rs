@@ -1,4 +1,4 @@
-//! A process of a trial. It launches through the limiter as the hooks do, and sleeps where they sleep.
+//! A process of a trial. It launches through the limiter as the hooks do, and sleeps at the same points.
 
 use gpushare_intercept::compute::{Answer, Credit, Key, Limiter, TIMED, Timing};
 use gpushare_simulator::virtual_gpu::VirtualGpu;
@@ -12,27 +12,27 @@ use crate::time::MICROSECOND;
 const LAUNCH: u64 = 3 * MICROSECOND;
 /// Additional processor time of two events, in nanoseconds.
 const EVENTS: u64 = 2 * MICROSECOND;
-/// The most by which the kernel's timers are late, in nanoseconds.
+/// The most by which kernel timers fire late, in nanoseconds.
 const SLACK: u64 = 60 * MICROSECOND;
-/// How long a thread takes to notice that the GPU is done, in nanoseconds.
+/// How long a thread takes to notice that the GPU has finished, in nanoseconds.
 const NOTICE: u64 = 5 * MICROSECOND;
 /// How many launches the driver queues.
 const QUEUE: usize = 1024;
 
-/// What the limiter learns.
+/// Whether the limiter learns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Estimates {
-    /// It learns what launches cost.
+    /// It learns the costs of launches.
     Learned,
     /// It learns nothing. This is the negative control.
     Pinned,
 }
 
-/// Until when a process does nothing.
+/// End of a process's sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
     Until(u64),
-    /// Until its submission of this number has ended, and for this many nanoseconds more.
+    /// After the submission with this number has ended, plus this many nanoseconds.
     Ended(u64, u64),
     Over,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Program {
     chance: Chance,
     /// Submissions of the two events of each pair.
     pairs: [(u64, u64); TIMED],
-    /// The kernel to launch next, while it is held back.
+    /// The next kernel to launch, while it is held back.
     next: Option<(usize, u64)>,
     launches: u32,
 }
@@ -77,7 +77,7 @@ impl Program {
         }
     }
 
-    /// When the process goes on; `None`: when the GPU has finished some work, or never.
+    /// Returns when the process continues; `None` if it waits for the GPU, or has finished.
     pub(crate) fn wakes(&self) -> Option<u64> {
         match self.sleep {
             Sleep::Until(time) => Some(time),
@@ -85,7 +85,7 @@ impl Program {
         }
     }
 
-    /// Wakes up if what it waits for has ended.
+    /// Wakes up if the submission that it waits for has ended.
     pub(crate) fn notice(&mut self, gpu: &VirtualGpu, now: u64) {
         if let Sleep::Ended(number, more) = self.sleep
             && gpu.has_ended(self.process, number)
@@ -94,7 +94,7 @@ impl Program {
         }
     }
 
-    /// Does what a process does between two sleeps, which is at most one launch.
+    /// Runs the process until its next sleep, with at most one launch.
     pub(crate) fn step(&mut self, gpu: &mut VirtualGpu, books: &Books, now: u64) {
         if now >= self.load.active.1 {
             self.sleep = Sleep::Over;

@@ -1,4 +1,4 @@
-//! One run of a trial: handles all events in the order of their time.
+//! Runs a trial once: handles all events in chronological order.
 
 use gpushare_simulator::virtual_gpu::{Discipline, VirtualGpu};
 
@@ -9,32 +9,32 @@ use crate::figures::Figures;
 use crate::program::{Estimates, Program, Sleep};
 use crate::time::{MILLISECOND, SECOND};
 
-/// A run to be made.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// Who shares the GPU.
+    /// The containers that share the GPU.
     pub containers: Vec<Container>,
-    /// How the device chooses whose work runs next.
+    /// How the device chooses the next work to run.
     pub device: Discipline,
-    /// What the limiter learns.
+    /// Whether the limiter learns.
     pub estimates: Estimates,
     /// Processes start within this many nanoseconds of each other.
     pub stagger: u64,
-    /// Length in seconds, 3 at least.
+    /// Length in seconds, at least 3.
     pub seconds: u64,
     /// Seed of the pseudo-random numbers.
     pub seed: u64,
 }
 
 impl Trial {
-    /// A run of 11 s in which `containers` share `device`.
+    /// Creates a run of 11 s in which `containers` share `device`.
     #[must_use]
     pub fn new(containers: Vec<Container>, device: Discipline, seed: u64) -> Self {
         let estimates = Estimates::Learned;
         Self { containers, device, estimates, stagger: 20 * MILLISECOND, seconds: 11, seed }
     }
 
-    /// Makes the run. Returns the figures of each container.
+    /// Runs the trial. Returns the figures of each container.
     #[must_use]
     pub fn run(&self) -> Vec<Figures> {
         let mut chance = Chance::new(self.seed);

@@ -1,4 +1,4 @@
-//! Units of time: every time of a trial is in nanoseconds.
+//! Units of time. All times of a trial are in nanoseconds.
 
 /// A microsecond in nanoseconds.
 pub const MICROSECOND: u64 = 1_000;

@@ -1,5 +1,5 @@
-//! What containers get of a card whose time supervisors hold, in virtual time. Each case runs for ten seconds
-//! with each of three seeds. Shares are per cent of what a container does alone.
+//! Tests containers' shares of a card whose time supervisors enforce, in virtual time. Each case runs for ten seconds
+//! with each of three seeds. Shares are per cent of a container's work alone.
 
 use std::ops::RangeInclusive;
 
@@ -13,14 +13,14 @@ const SEEDS: RangeInclusive<u64> = 1..=3;
 const HOLDS: [u64; 2] = [0, 80 * MICROSECOND];
 const STEADY: Work = Work::kernels(900 * MICROSECOND);
 
-/// Windows of these per cents, one behind the other.
+/// Places windows of these per cents one after the other.
 fn places(percents: &[u32]) -> Vec<Place> {
     let frame = Frame::for_windows(percents.len());
     let lengths: Vec<u32> = percents.iter().map(|percent| frame.share(*percent)).collect();
     frame.packed(&lengths).expect("they fit")
 }
 
-/// `fixed` containers of these per cents.
+/// Creates `fixed` containers of these per cents.
 fn fixed(shares: &[(u32, Work)]) -> Vec<Tenant> {
     let percents: Vec<u32> = shares.iter().map(|(percent, _)| *percent).collect();
     let places = places(&percents).into_iter().zip(shares);
@@ -36,7 +36,7 @@ fn run(tenants: &[Tenant]) -> Vec<Outcome> {
     cases.map(|case| case.run()).collect()
 }
 
-/// What each container got with each seed, as a line of text.
+/// Formats each container's results as a line of text.
 fn line(outcome: &Outcome) -> String {
     let share = |share: &gpushare_intercept_trial::supervised::Share| {
         let (least, most) = share.seconds;
@@ -46,7 +46,7 @@ fn line(outcome: &Outcome) -> String {
     format!("{}, sum {:.1}, calls {:.1} %", shares.join(", "), outcome.sum(), outcome.load())
 }
 
-/// Checks that each container has its per cent in the mean and in every second, and that little is lost.
+/// Checks that each container gets its per cent on average and in every second, and that little is lost.
 fn holds_fixed(what: &str, shares: &[u32], tenants: &[Tenant]) {
     for outcome in run(tenants) {
         println!("{what}: {}", line(&outcome));
@@ -64,7 +64,7 @@ fn holds_fixed(what: &str, shares: &[u32], tenants: &[Tenant]) {
     }
 }
 
-/// Checks that no container has less than its per cent by more than `lack`, and what all have together.
+/// Checks that each container falls short of its per cent by at most `lack`, and the sum of all.
 fn holds_burst(what: &str, shares: &[(u32, f64)], least_sum: f64, tenants: &[Tenant]) {
     for outcome in run(tenants) {
         println!("{what}: {}", line(&outcome));
@@ -75,7 +75,7 @@ fn holds_burst(what: &str, shares: &[(u32, f64)], least_sum: f64, tenants: &[Ten
     }
 }
 
-/// What an H200 was seen to give to two and three busy programs by its own time slices.
+/// Compares with an H200 that runs two and three busy programs by its own time slices.
 #[test]
 fn without_supervisors_the_card_shares_as_a_real_one_did() {
     for (programs, measured) in [(2, 47.1), (3, 31.3)] {
@@ -86,7 +86,7 @@ fn without_supervisors_the_card_shares_as_a_real_one_did() {
     }
 }
 
-/// Compares slices that were set by hand with measurements on an H200, in per cent of what each program does alone.
+/// Compares slices that were set by hand with measurements on an H200, in per cent of each program's work alone.
 ///
 /// No setting of the virtual card matches all rows. Left out are training at 6 and 14 ms, and inference and product at
 /// 0.6 and 1.4 ms. If an idle program kept the card for 20 us or more, the inference at 3 and 7 ms would take 3.9 ms.
@@ -127,7 +127,7 @@ fn fixed_shares_are_held_whatever_the_programs_do() {
     ];
     let shares: [&[u32]; 5] = [&[30, 70], &[30, 60], &[10, 90], &[25, 25, 50], &[20; 5]];
     for shares in shares {
-        // Everybody does the same, and then each something else.
+        // First all do the same work, and then each does different work.
         for (number, (what, work)) in works.iter().enumerate() {
             let same: Vec<(u32, Work)> = shares.iter().map(|percent| (*percent, *work)).collect();
             holds_fixed(&format!("{shares:?}, {what}"), shares, &fixed(&same));
@@ -151,7 +151,7 @@ fn fixed_shares_are_held_whatever_the_number_of_processes_and_channels() {
     let mut tenants = fixed(&[(30, STEADY), (70, STEADY)]);
     tenants[1].channels = 64;
     holds_fixed("64 channels", &[30, 70], &tenants);
-    // Calls that stop processes which rest are made before the window's end as well, at their container's cost.
+    // Calls that stop idle processes also happen before the window's end, at their container's cost.
     let mut tenants = fixed(&[(30, STEADY), (70, STEADY)]);
     tenants[0].idle = 2;
     for outcome in run(&tenants) {
@@ -161,8 +161,8 @@ fn fixed_shares_are_held_whatever_the_number_of_processes_and_channels() {
     }
 }
 
-/// A container whose programs keep RM busy at its stop pays its successor in the next windows. Windows that are shorter
-/// than such a call are not protected.
+/// A container whose programs keep RM busy at its stop pays its successor in the next windows. Windows that are
+/// shorter than such a call are not protected.
 #[test]
 fn delaying_ones_own_stop_gains_nothing_and_costs_others_little() {
     for millis in [1, 3, 7, 20] {
@@ -201,7 +201,7 @@ fn delaying_anothers_stop_gains_nothing() {
     }
 }
 
-/// RM does one call at a time, so allocations wait for the calls of windows.
+/// RM performs one call at a time, so allocations wait for the calls of windows.
 #[test]
 fn allocations_beside_five_windows_wait_a_millisecond_at_most() {
     for outcome in run(&fixed(&[(20, STEADY); 5])) {
@@ -216,7 +216,7 @@ fn allocations_beside_five_windows_wait_a_millisecond_at_most() {
     assert!(outcome.load() <= 0.1, "{}", line(outcome));
 }
 
-/// What many channels cost is their own container's.
+/// A container pays for its own channels, however many it has.
 #[test]
 fn five_hundred_channels_cost_the_others_little() {
     for (many, other) in [(0, 1), (1, 0)] {
@@ -242,7 +242,7 @@ fn a_lone_container_has_its_window_or_the_whole_card() {
     }
 }
 
-/// Nobody starves beside windows, and what a window's owner does not use goes to those without one.
+/// Containers with and without windows coexist, and those without one get the unused window time.
 #[test]
 fn containers_without_a_window_live_beside_those_with_one() {
     for other in [Tenant::new(Policy::Unlimited, STEADY), burst(5, STEADY)] {
@@ -254,7 +254,7 @@ fn containers_without_a_window_live_beside_those_with_one() {
             assert!((means[0] - 30.0).abs() <= 1.0 && (means[1] - 65.0).abs() <= 1.0, "{means:?}");
             assert!(means[2] >= 4.0, "{means:?}");
         }
-        // The first one comes in the sixth second.
+        // The first one starts in the sixth second.
         tenants[0].starts = 6 * SECOND;
         for outcome in run(&tenants) {
             println!("{}", line(&outcome));
@@ -333,11 +333,13 @@ fn latency(work: Work) -> Tenant {
     Tenant::new(Policy::Latency { share: 30 }, work)
 }
 
-/// One that is to be answered at once is, beside one busy container or two. What those have meanwhile is what it
-/// leaves: a card that waits for an idle group gives it the whole time of a request, 44 per cent in a closed loop.
+/// A latency container gets fast answers while it shares the card with one or two busy containers. They get the time
+/// that it leaves. If the card waits for an idle group, the latency container has it for the whole time of a request,
+/// 44 per cent in a closed loop.
 #[test]
 fn a_latency_container_is_answered_as_if_it_were_alone() {
-    // By how much half of the requests, and 99 of 100, may take longer; what the others have at least.
+    // By how many milliseconds the median and the 99th percentile may exceed those without other containers, and the
+    // least share of the others.
     let closed = (Work::closed_loop(), 0.5, 1.0);
     let by_chance = (Work::arrivals(), 0.9, 1.5);
     for (holds, (work, p50, p99), least) in
@@ -371,7 +373,7 @@ fn short_turns_cost_others_little() {
             }
         }
     }
-    // They do not make several processes of one container take turns of 0.1 s.
+    // Short turns do not make several processes of one container take turns of 0.1 s.
     for (work, p99) in [(Work::arrivals(), 20.0), (Work::closed_loop(), 14.0)] {
         for outcome in run(&[burst(70, work).processes(2), burst(30, STEADY)]) {
             println!("{:.1?}, {}", outcome.shares[0].latencies, line(&outcome));
@@ -380,7 +382,7 @@ fn short_turns_cost_others_little() {
     }
 }
 
-/// Nobody keeps time from others by a context in which it rests.
+/// A container does not withhold time from others by an idle context.
 #[test]
 fn the_time_of_those_that_rest_beside_a_latency_container_is_the_others() {
     let resting = |tenant: Tenant| Tenant { processes: 0, idle: 1, ..tenant };
@@ -392,7 +394,7 @@ fn the_time_of_those_that_rest_beside_a_latency_container_is_the_others() {
     }
 }
 
-/// One that works all the time has its share and no more, and one that no record is kept of as well.
+/// A busy latency container gets its share and no more. So does one without a record.
 #[test]
 fn a_latency_container_that_is_busy_falls_back_to_its_share() {
     for hogs in [1, 2] {
@@ -413,14 +415,14 @@ fn a_latency_container_that_is_busy_falls_back_to_its_share() {
     }
 }
 
-/// A ceiling is a cap, and a share below it is held.
+/// A ceiling is a cap, and a container gets its share below it.
 #[test]
 fn a_ceiling_caps_and_keeps_the_share() {
     let capped = Tenant::new(Policy::Burst { share: 30, ceiling: 60 }, STEADY);
     for outcome in run(std::slice::from_ref(&capped)) {
         assert!((outcome.shares[0].mean - 60.0).abs() <= 1.0, "{}", line(&outcome));
     }
-    // Where its time and the round of slices fit badly, one of them is a part of a slice short in each frame.
+    // If its time and the round of slices fit badly, one of them loses a part of a slice in each frame.
     for (share, ceiling, lack) in [(30, 60, 2.0), (20, 50, 2.0), (10, 40, 3.0)] {
         let capped = Tenant::new(Policy::Burst { share, ceiling }, STEADY);
         let shares = [(share, 2.0), (100 - share, lack)];
@@ -433,7 +435,7 @@ fn a_ceiling_caps_and_keeps_the_share() {
     }
 }
 
-/// Every twentieth time a supervisor wakes up late, by up to 5 ms.
+/// A supervisor wakes up late every twentieth time, by up to 5 ms.
 #[test]
 fn late_supervisors_cost_little() {
     for seed in SEEDS {
@@ -447,8 +449,7 @@ fn late_supervisors_cost_little() {
     }
 }
 
-/// A container whose contexts come and go a hundred times in a second takes nothing of the others'
-/// guarantees.
+/// A container whose contexts come and go a hundred times a second takes nothing from the others' guarantees.
 #[test]
 fn contexts_that_come_and_go_starve_nobody() {
     let mut tenants = fixed(&[(30, STEADY), (60, STEADY)]);
@@ -461,7 +462,7 @@ fn contexts_that_come_and_go_starve_nobody() {
     }
 }
 
-/// Requests that come by chance wait for the window. The page on modes says how long.
+/// Requests at random times wait for the window. The page on modes says how long.
 #[test]
 fn requests_in_a_window_wait_for_it_at_most_once_and_again() {
     let frame = 50.0;
@@ -476,7 +477,7 @@ fn requests_in_a_window_wait_for_it_at_most_once_and_again() {
     }
 }
 
-/// The picture in the docs is of these runs. `GPUSHARE_DRAW=1` draws it anew.
+/// The picture in the docs shows these runs. `GPUSHARE_DRAW=1` redraws it.
 #[test]
 fn the_picture_shows_what_the_schedule_does() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/compute.svg");

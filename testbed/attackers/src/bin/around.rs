@@ -1,4 +1,4 @@
-//! Becomes a program under the supervisor's filter, as the runtime wrapper becomes the low-level runtime.
+//! Runs a program under the supervisor's filter by execve, as the runtime wrapper runs the low-level runtime.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -1,4 +1,4 @@
-//! One attacker. It prints what it got, and holds it until its standard input ends.
+//! One attacker. It prints how much memory it got, and holds that until its standard input ends.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -193,7 +193,7 @@ fn main() -> Result<()> {
         Ok(())
     })?;
     if matches!(args.mode, Mode::Rounds) {
-        // All that was freed can be had again.
+        // All memory that was freed must be available again.
         let again = (0..args.pieces).take_while(|_| client.memory(piece, 0).is_ok()).count();
         why = format!("{why}, then {again} at once");
     }
@@ -203,7 +203,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Frees a subdevice again and again under which the supervisor may think that the ranges lie.
+/// Frees a subdevice again and again that the supervisor may take for the parent of the ranges.
 fn planted(args: &Args, piece: u64, era: &'static Era) -> Result<()> {
     let client = Client::open(&args.folder, era)?;
     let root = client.root().map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
@@ -225,13 +225,13 @@ fn planted(args: &Args, piece: u64, era: &'static Era) -> Result<()> {
     Ok(())
 }
 
-/// Says how many pieces all threads got and gave back.
+/// Prints how many pieces all threads allocated and freed.
 fn crowd(args: &Args, piece: u64, era: &'static Era) -> Result<()> {
     let rounds = || -> Result<u32> {
         let client = Client::open(&args.folder, era)?;
         let mut got = 0;
         for _ in 0..args.pieces {
-            // Others may have all of the share for now.
+            // Other threads may hold all of the share for now.
             if let Ok(handle) = client.memory(piece, 0) {
                 client.free(client.handle, handle).map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
                 got += 1;
@@ -247,7 +247,7 @@ fn crowd(args: &Args, piece: u64, era: &'static Era) -> Result<()> {
     Ok(())
 }
 
-/// Makes a channel, stops `channel` or its own, and says what RM answered.
+/// Makes a channel, stops `channel` or its own, and prints RM's answer.
 fn stop(mut client: Client, args: &Args) -> Result<()> {
     let own = client.allocate(CHANNEL, [client.handle, DEVICE, 0], &mut []);
     let own = own.map_err(|refusal| anyhow::anyhow!("channel: {refusal:?}"))?;
@@ -274,7 +274,7 @@ fn stop(mut client: Client, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Has a channel until standard input ends, which it starts all the time if it `starts` it.
+/// Holds a channel until standard input ends. If it `starts`, it starts the channel continually.
 fn work(client: &Client, starts: bool) -> Result<()> {
     let refused = |what| move |refusal| anyhow::anyhow!("{what}: {refusal:?}");
     let era = client.era;
@@ -301,8 +301,8 @@ fn work(client: &Client, starts: bool) -> Result<()> {
     Ok(())
 }
 
-/// Another thread changes host memory into device memory while the call is looked at. Returns how many calls
-/// made device memory.
+/// Changes host memory into device memory from another thread while the supervisor checks the call. Returns how many
+/// calls made device memory.
 fn race(client: &Client, piece: u64, pieces: u32) -> u64 {
     let mut parameters = memory_parameters(client.era, piece);
     let mut structure = vec![0; client.era.long];
@@ -317,8 +317,8 @@ fn race(client: &Client, piece: u64, pieces: u32) -> u64 {
             let class = std::ptr::with_exposed_provenance_mut::<u32>(address + alloc::CLASS);
             while !stop.load(Ordering::Relaxed) {
                 for value in [0x40, 0x3e] {
-                    // SAFETY: the word is in a buffer that outlives this thread. The race on it is the point,
-                    // and the only other reader is the kernel.
+                    // SAFETY: the word is in a buffer that outlives this thread. The race is intended, and the only
+                    // other reader is the kernel.
                     unsafe { class.write_volatile(value) };
                     for _ in 0..30 {
                         std::hint::spin_loop();

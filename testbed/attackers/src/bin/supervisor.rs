@@ -1,5 +1,5 @@
-//! The supervisor for simulated nodes. Where such a node has a folder `shared/manager` beside `dev`, RM's
-//! files are those in there: what `dev` has are device nodes without a driver.
+//! The supervisor for simulated nodes. If such a node has a directory `shared/manager` next to `dev`, RM's files are
+//! there, because `dev` contains device nodes without a driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     gpushare_supervisor::program::main(words.into_iter())
 }
 
-/// The folder of the simulated RM on the node that has this control device.
+/// Returns the directory of the simulated RM on the node that has this control device.
 fn manager_beside(control: &Path) -> Option<PathBuf> {
     let dev = control.parent().filter(|folder| folder.ends_with("dev"))?;
     Some(dev.parent()?.join("shared/manager")).filter(|folder| folder.join("nvidiactl").exists())

@@ -1,5 +1,5 @@
-//! Containers whose compute a supervisor holds, through the shipped wrapper, on a simulated card that obeys
-//! RM.
+//! Tests containers whose compute share a supervisor enforces, through the shipped wrapper, on a simulated card that
+//! obeys RM.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use gpushare_tests::runtime::{Container, LowLevel, Runtime};
 use crate::node::Node;
 use crate::ready;
 
-/// Kernels of 900 us that the card does in a second, where nothing else runs.
+/// Kernels of 900 us that the card completes per second when nothing else runs.
 const ALONE: f64 = 1111.0;
 
-/// A container with a part of compute, which does fixed work for so many seconds.
+/// Creates a container with a part of compute that does fixed work for this many seconds.
 pub fn worker(cores: &str, policy: &str, seconds: u16) -> Bundle {
     let work = format!("/bin/gpushare-tests-client work --seconds {seconds}");
     let bundle = Bundle::with_client().args(&["/bin/sh", "-c", &work]);
@@ -22,7 +22,7 @@ pub fn worker(cores: &str, policy: &str, seconds: u16) -> Bundle {
     bundle.env("GPUSHARE_COMPUTE_POLICY", policy)
 }
 
-/// Per cent of a card of its own that the work of a container came to.
+/// Returns the work of a container in per cent of a card of its own.
 fn done(node: &Node, container: &Container) -> f64 {
     let rate = || {
         let said = container.stdout();
@@ -32,8 +32,8 @@ fn done(node: &Node, container: &Container) -> f64 {
     rate().unwrap_or(0.0) * 100.0 / ALONE
 }
 
-/// Runs these at the same time until each has what it should, within so many points: other tests may keep the
-/// machine from waking anybody in time.
+/// Runs these containers at the same time until each gets its expected share within this many points. Other tests may
+/// keep the machine from waking threads in time.
 fn expect(node: &Node, runtime: &Runtime, wanted: &[(&str, &str, f64)], within: f64) {
     let mut seen = Vec::new();
     for _ in 0..4 {
@@ -58,12 +58,12 @@ fn shares_of_compute_hold_beside_neighbours() {
     let runtime = node.runtime_that_holds_compute(LowLevel::Runc);
     expect(&node, &runtime, &[("30", "fixed", 30.0)], 3.0);
     expect(&node, &runtime, &[("30", "fixed", 29.5), ("70", "fixed", 69.5)], 4.0);
-    // As the libraries would have it: nobody held it there.
+    // Libraries do not enforce burst shares, so these show that the supervisor does.
     expect(&node, &runtime, &[("30", "burst", 28.5), ("70", "burst", 67.0)], 5.0);
     expect(&node, &runtime, &[("40", "fixed", 39.5), ("30", "burst", 58.0)], 5.0);
 }
 
-/// Microseconds for which all channels have run.
+/// Returns the microseconds for which all channels have run.
 fn ran(node: &Node) -> u64 {
     let figures = node.figures();
     let of_channel = figures.lines().filter_map(|line| line.strip_prefix("channel of ")?.split(' ').nth(2));
@@ -94,7 +94,7 @@ fn a_container_stands_still_while_it_is_paused() {
     };
     node.eventually("it stands still", has_stopped);
     assert!(say("pause").0.contains("was paused already"));
-    // Its window belongs to the others meanwhile.
+    // Meanwhile the others get its window.
     let other = runtime.run(&bundles[1]);
     let begun = std::time::Instant::now();
     let mut least = 0;
@@ -108,7 +108,7 @@ fn a_container_stands_still_while_it_is_paused() {
     let (said, state) = say("resume");
     assert!(said.contains("runs again") && state == "active", "{said}{state}");
     node.eventually("it runs", || !has_stopped());
-    // Nobody can stop a program that a library holds.
+    // The supervisor cannot stop a program whose share a library enforces.
     let library = node.runtime(LowLevel::Runc, "off");
     let bundle = worker("10", "fixed", 60);
     let held = library.run(&bundle);
@@ -161,7 +161,7 @@ fn it_is_said_who_holds_compute() {
     drop(container);
 }
 
-/// What the meter says of a container's GPU time: nanoseconds, and what tells them.
+/// Returns the meter's figure of a container's GPU time: nanoseconds, and its source.
 fn told(runtime: &Runtime, id: &str) -> (u64, String) {
     let part = meter::listed(runtime.config(), id, 0);
     let by = part["gpu_time_by"].as_str().unwrap_or_default().to_owned();
@@ -183,7 +183,7 @@ fn gpu_time_is_that_of_the_cards_own_record() {
     let times = || bundles.each_ref().map(|bundle| told(&runtime, bundle.id()));
     let all_work = || times().iter().all(|(time, by)| *time > 1_000_000_000 && by == "record");
     node.eventually("all work, and the record says so", all_work);
-    // The schedule is the witness: two windows, and a third container that has what they leave.
+    // Compare with the schedule: two windows, and a third container that gets the rest.
     let mut seen = Vec::new();
     for _ in 0..4 {
         let (before, begun) = (times(), Instant::now());
@@ -222,7 +222,7 @@ fn a_share_is_divided_among_those_of_its_processes_that_work() {
     };
     let mut seen = Vec::new();
     let _meter = meter::start(runtime.config());
-    // While all three count, it has 13 per cent.
+    // While all three count, it gets 13 per cent.
     node.eventually("the one that works has the share's part", || {
         seen.push(first());
         seen.last().is_some_and(|part| (26.0..=33.0).contains(part))
@@ -247,7 +247,7 @@ fn one_container_of_a_card_is_answered_before_others() {
     assert_eq!(of(before.id())["compute_policy"], "latency", "{listed:?}");
     let refused = format!("{:?}", runtime.create(&bundles[2]).err());
     assert!(refused.contains("there can be one on a GPU"), "{refused}");
-    // It works all the time, so that it has its share and no more: the record shows that.
+    // It works all the time, so it gets its share and no more, as the record shows.
     let parts = || {
         let times = || [0, 1].map(|at| told(&runtime, bundles[at].id()).0);
         let earlier = times();
@@ -262,7 +262,7 @@ fn one_container_of_a_card_is_answered_before_others() {
         seen.last().is_some_and(|part| (29.0..=38.0).contains(part))
     });
     println!("{seen:.1?}");
-    // Where nobody holds compute, it is said.
+    // The output says so if no supervisor enforces compute.
     let library = node.runtime(LowLevel::Runc, "off");
     let bundle = worker("10", "latency", 60);
     bundle.write();

@@ -1,5 +1,5 @@
-//! Engines of their own files, each with gpushare's wrapper: what an attacker gets in a container that one of
-//! them made.
+//! Tests container engines that run on their own files with gpushare's wrapper: an attacker in each engine's container
+//! gets its share.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,22 +21,21 @@ use crate::{ATTACKER, MIB, has_files};
 
 const INSIDE: &str = "/attacker";
 const NAME: &str = "attacked";
-/// Of the ways to ask for memory those that differ most: plain, within another call, freed but kept by a
-/// file.
+/// The modes that differ most: plain, within another call, freed but held by a file.
 const MODES: [&str; 3] = ["long", "wrapped", "export"];
 
-/// The words of a container's program.
+/// Returns the shell command of a container's program.
 fn attack(mode: &str) -> String {
     let version = driver_version();
     format!("sleep 1000 | {INSIDE} {FILES} {mode} --pieces 40 --driver {version}")
 }
 
-/// Attacks in every mode in a container that `run` makes and `end` removes.
+/// Attacks in every mode in a container that `run` creates and `end` removes.
 fn assert_holds(node: &Node, config: &Path, run: impl Fn(&str) -> Outcome, end: impl Fn()) {
     for mode in MODES {
         let _ = run(&attack(mode)).expect_success(mode);
         node.eventually("it takes what it can", || node.used() >= 960 * MIB);
-        // It asks for more for a while.
+        // It keeps requesting more for a while.
         node.eventually("a supervisor holds it", || node.supervisors().len() == 2);
         std::thread::sleep(std::time::Duration::from_millis(300));
         assert!(node.used() <= 1024 * MIB, "{mode}: {}", node.figures());

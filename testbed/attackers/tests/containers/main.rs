@@ -1,7 +1,7 @@
-//! Containers whose memory a supervisor holds, created by the shipped wrapper through real low-level
+//! Tests containers whose memory a supervisor enforces, created by the shipped wrapper through real low-level
 //! runtimes.
 //!
-//! The containers' files of RM are a simulated one's, which the kernel reaches as it reaches a driver.
+//! The containers use the files of a simulated RM, which the kernel reaches like a driver.
 
 mod compute;
 mod engines;
@@ -26,18 +26,18 @@ const MIB: u64 = 1 << 20;
 const NEEDS: &[Need] = &[Need::Root, Need::Runc, Need::Crun];
 const ATTACKER: &str = env!("CARGO_BIN_EXE_attacker");
 
-/// A shell command that attacks in this way, and holds what it got.
+/// Returns a shell command that attacks in this mode, and holds the memory that it got.
 fn attack(mode: &str) -> String {
     format!("sleep 1000 | {ATTACKER} {FILES} {mode} --pieces 40 --driver {}", driver_version())
 }
 
-/// Waits until the container's program says what it got.
+/// Waits until the container's program prints how much it got.
 fn said(node: &Node, container: &Container) -> String {
     node.eventually("the program speaks", || container.stdout().contains('\n'));
     container.stdout()
 }
 
-/// Whether the kernel can mount RM's files. Where everything must be tested, it has to.
+/// Whether the kernel can mount RM's files. In CI it must.
 fn has_files() -> bool {
     let has_fuse = fs::exists("/dev/fuse").unwrap_or(false);
     assert!(has_fuse || std::env::var("CI").as_deref() != Ok("true"), "there is no /dev/fuse");
@@ -133,7 +133,7 @@ fn a_process_that_is_added_is_held_with_the_container_or_gets_nothing() {
         assert_eq!(node.used(), 1024 * MIB);
         let told = container.exec(&["/bin/sh", "-c", &added(2)]);
         assert_eq!(told.stdout, "got 0 pieces: Status(Status(81))\n".repeat(2), "{low_level:?}: {told:?}");
-        // With nobody to ask, an added process gets nothing, and runs.
+        // Without a supervisor an added process gets no memory, but it runs.
         let supervised = node.node.state().join("supervised").join(bundle.id());
         let hidden = node.node.state().join("hidden");
         fs::rename(&supervised, &hidden).expect("it is there");
@@ -225,7 +225,7 @@ fn what_no_supervisor_can_hold_is_refused_or_left_to_the_libraries() {
                 container.start();
                 assert!(!is_filtered(&container), "{what}");
             }
-            // runc itself refuses it: nobody listens.
+            // runc itself refuses it, because no process listens.
             (Err(refusal), None) if has_listener => assert!(!refusal.line().contains("gpushare"), "{what}"),
             (Err(refusal), Some(want)) => {
                 assert!(refusal.line().contains(want), "{what}: {}", refusal.line());
@@ -238,8 +238,7 @@ fn what_no_supervisor_can_hold_is_refused_or_left_to_the_libraries() {
     }
 }
 
-/// Who kills both processes of a supervisor takes the GPU's memory from its container, and everybody can see
-/// it.
+/// Killing both processes of a supervisor takes the GPU's memory from its container, and every tool reports it.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_supervisor_that_has_ended_is_told() {
@@ -254,7 +253,7 @@ fn a_supervisor_that_has_ended_is_told() {
     assert!(told().contains("held by    supervisor") && !told().contains("has ended"), "{}", told());
     node.eventually("both have ended", || {
         let both = node.supervisors();
-        // Stopped, neither can start the other anew.
+        // While stopped, neither can restart the other.
         for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
             for pid in &both {
                 let _ = kill(Pid::from_raw(*pid), signal);
@@ -268,8 +267,8 @@ fn a_supervisor_that_has_ended_is_told() {
     drop(container);
 }
 
-/// A container without a share calls the driver by a file that it was handed. Where bystanders are denied its
-/// calls fail, and a container that may open GPUs goes on as before.
+/// A container without a share calls the driver through a file that was passed to it. If bystanders are denied, its
+/// calls fail. A container that may open GPUs continues as before.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_bystander_calls_no_driver_where_bystanders_are_denied() {
@@ -308,7 +307,7 @@ fn a_bystander_calls_no_driver_where_bystanders_are_denied() {
     }
 }
 
-/// What an ordinary client of libcuda sees and gets in this container.
+/// Runs an ordinary client of libcuda in this container, and returns its report.
 fn client(container: &Container, sizes: &[&str]) -> Report {
     let mut words = vec!["/bin/gpushare-simulator".to_owned(), "probe".to_owned(), "--json".to_owned()];
     words.extend(sizes.iter().flat_map(|size| ["--allocate".to_owned(), (*size).to_owned()]));
@@ -316,8 +315,8 @@ fn client(container: &Container, sizes: &[&str]) -> Report {
     Report::parse(&container.exec(&words).expect_success("the CUDA client in the container").stdout)
 }
 
-/// The driver's library makes RM's calls, and so the supervisor counts what it takes: contexts to the byte,
-/// and allocations until the share is full.
+/// The driver's library makes RM's calls, so the supervisor counts its memory: contexts to the byte, and allocations
+/// until the share is full.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn ordinary_programs_use_their_share_to_the_last_mebibytes() {
@@ -334,11 +333,11 @@ fn ordinary_programs_use_their_share_to_the_last_mebibytes() {
         let first = Report::parse(&said(&node, &container));
         first.assert_size(4 * GIB);
         assert_eq!(first.allocations(), [SUCCESS]);
-        // The context of the simulated driver, a channel group and an address space beside it.
+        // The context of the simulated driver, plus a channel group and an address space.
         let used = node.used();
         let context = used - 3 * GIB;
         assert!((520 * MIB..=525 * MIB).contains(&context), "{low_level:?}: {context}");
-        // An address space is charged a little more than the simulated one takes.
+        // The supervisor charges a little more for an address space than the simulated one takes.
         let free = first.number("memory_free");
         assert!((0..MIB).contains(&(4 * GIB - context - free)), "{low_level:?}: {free} beside {context}");
         let second = client(&container, &["1MiB"]);
@@ -363,8 +362,8 @@ fn ordinary_programs_use_their_share_to_the_last_mebibytes() {
     }
 }
 
-/// RM does not count managed memory, and so no supervisor does. The library does, and counts what the
-/// supervisor holds beside it.
+/// RM does not count managed memory, and so no supervisor does. The library counts it in addition to the supervisor's
+/// charges.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn managed_memory_and_what_a_supervisor_holds_share_one_limit() {
@@ -389,7 +388,7 @@ fn managed_memory_and_what_a_supervisor_holds_share_one_limit() {
     assert_eq!(other.allocations(), [SUCCESS], "what the dead had is free: {killed:?}");
 }
 
-/// Ways past the libraries, each of which gets the simulated driver's own libcuda.
+/// Ways to bypass the libraries, each of which reaches the simulated driver's own libcuda.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn who_goes_past_the_libraries_is_held_all_the_same() {
@@ -406,7 +405,7 @@ fn who_goes_past_the_libraries_is_held_all_the_same() {
             "busybox mkdir /own && busybox cp {driver} /own/libcuda.so.1 && LD_LIBRARY_PATH=/own {probe}"
         ),
         format!("busybox env -i LD_PRELOAD={driver} {probe}"),
-        // A loader of its own, which reads no cache and no preload file.
+        // A separate loader, which reads no cache and no preload file.
         format!(
             "busybox mkdir /own && busybox cp {driver} /own/libcuda.so.1 && \
              busybox cp /lib64/ld-linux-x86-64.so.2 /own/loader && \
@@ -425,7 +424,7 @@ fn who_goes_past_the_libraries_is_held_all_the_same() {
     }
 }
 
-/// What is started inside without anything of the container's own environment, and in a container of its own.
+/// Processes started inside without the container's own environment, and in a nested container.
 #[test]
 #[ignore = "needs root, runc, crun and dropbear: runs containers"]
 fn a_login_by_ssh_and_a_container_in_the_container_share_its_budget() {
@@ -518,7 +517,7 @@ fn a_share_without_a_supervisor_says_why() {
     assert!(described.contains("held by    library") && described.contains(why), "{described}");
 }
 
-/// A pod's containers share one budget, and what one of them held at its end comes back.
+/// A pod's containers share one budget, and memory that one of them held when it ended becomes available again.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_pods_containers_share_one_budget_for_as_long_as_it_lives() {
@@ -539,7 +538,7 @@ fn a_pods_containers_share_one_budget_for_as_long_as_it_lives() {
     let all = format!("{ATTACKER} {FILES} long --pieces 40 --driver {} </dev/null", driver_version());
     let rest = || staying.exec(&["/bin/sh", "-c", &all]).stdout;
     for _ in 0..2 {
-        // What a process held that has ended is charged until its own supervisor looks, within a second.
+        // The memory of an ended process stays charged until its own supervisor's next check, within a second.
         node.eventually("the pod's half can be had", || {
             let going = runtime.run(&goes);
             if said(&node, &going) != "got 8 pieces: limit of pieces\n" {
@@ -557,7 +556,7 @@ fn a_pods_containers_share_one_budget_for_as_long_as_it_lives() {
     node.eventually("nothing is left", || node.supervisors().is_empty() && node.left().is_empty());
 }
 
-/// Memory of the host that stands in for the GPU's is no supervisor's: the libraries hold it.
+/// No supervisor counts host memory that stands in for the GPU's: the libraries enforce its bound.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn host_memory_stays_bounded_beside_a_supervisor() {

@@ -1,4 +1,4 @@
-//! A simulated node whose files of RM are a simulated one's, and what stands on it.
+//! A simulated node with the files of a simulated RM, and helpers to test on it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ const LONG: Duration = Duration::from_secs(60);
 /// Where containers see RM's files.
 pub const FILES: &str = "/rm";
 
-/// A simulated node with one GPU, and a resource manager beside it.
+/// A simulated node with one GPU, and a resource manager for it.
 pub struct Node {
-    // Unmounted before the folder goes.
+    // Dropped first, so that it is unmounted before the directory is removed.
     _session: Box<dyn Send>,
     pub node: SimulatedNode,
 }
@@ -31,17 +31,17 @@ impl Node {
         Self { _session: Box::new(session), node }
     }
 
-    /// The wrapper in front of `low_level`, with a supervisor in this mode.
+    /// Returns the wrapper in front of `low_level`, with a supervisor in this mode.
     pub fn runtime(&self, low_level: LowLevel, mode: &str) -> Runtime {
         Runtime::with_config(low_level, &self.config(low_level, mode, "library"))
     }
 
-    /// The same, whose supervisors hold compute, too.
+    /// Returns the wrapper with supervisors that also enforce compute.
     pub fn runtime_that_holds_compute(&self, low_level: LowLevel) -> Runtime {
         Runtime::with_config(low_level, &self.config(low_level, "required", "supervisor"))
     }
 
-    /// Settings for such a wrapper, and who holds compute.
+    /// Writes settings for such a wrapper. `compute` selects how compute is enforced.
     pub fn config(&self, low_level: LowLevel, mode: &str, compute: &str) -> PathBuf {
         let name = format!("{low_level:?}-{mode}-{compute}").to_lowercase();
         let config = self.node.config_with(&name, &low_level.settings());
@@ -55,7 +55,7 @@ impl Node {
         config
     }
 
-    /// RM's files on the host.
+    /// Returns the path of RM's files on the host.
     pub fn files(&self) -> PathBuf {
         self.node.shared().join("manager")
     }
@@ -64,7 +64,7 @@ impl Node {
         fs::read_to_string(self.files().join("figures")).expect("the manager answers")
     }
 
-    /// Bytes of the GPU in use, as the manager itself counts.
+    /// Returns the bytes of the GPU in use, as counted by the manager itself.
     pub fn used(&self) -> u64 {
         let figures = self.figures();
         let used = figures.lines().find_map(|line| line.strip_prefix("gpu 0 used "));
@@ -75,7 +75,7 @@ impl Node {
         assert!(eventually(LONG, holds), "{what}\n{}", self.figures());
     }
 
-    /// A container that does `script` with RM's files at hand.
+    /// Creates a container that runs `script` and has RM's files.
     pub fn bundle(&self, memory: &str, script: &str) -> Bundle {
         let files = self.files();
         let bundle = Bundle::host_root().args(&["/bin/sh", "-c", script]);
@@ -84,12 +84,12 @@ impl Node {
             .mount(json!({"destination": FILES, "type": "bind", "source": files, "options": ["rbind", "rw"]}))
     }
 
-    /// Pids of this node's keepers and workers.
+    /// Lists the PIDs of this node's keepers and workers.
     pub fn supervisors(&self) -> Vec<i32> {
         supervisors(&self.node.root()).expect("there is /proc")
     }
 
-    /// What the state folder has of supervisors.
+    /// Lists the supervisors' files in the state directory.
     pub fn left(&self) -> Vec<PathBuf> {
         let folders = ["supervised", "budgets"].map(|name| self.node.state().join(name));
         let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
@@ -99,7 +99,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // What is being killed may still have a file of it.
+        // Processes that are being killed may still have a file open.
         let _ = umount2(&self.files(), MntFlags::MNT_DETACH);
     }
 }

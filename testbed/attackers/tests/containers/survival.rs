@@ -1,4 +1,4 @@
-//! Shares of compute recover from kills of supervisors, programs and the meter, without false reports.
+//! Tests that compute shares recover from kills of supervisors, programs and the meter, without false reports.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::compute::worker;
 use super::node::Node;
 use super::ready;
 
-/// Number of kills; `GPUSHARE_KILLS` makes the run longer.
+/// Returns the number of kills; `GPUSHARE_KILLS` makes the run longer.
 fn kills() -> usize {
     std::env::var("GPUSHARE_KILLS").map_or(96, |number| number.parse().expect("a number"))
 }
@@ -22,14 +22,14 @@ fn kills() -> usize {
 /// Number of kills between two checks.
 const ROUND: usize = 24;
 
-/// Pids of the children of the container's first process.
+/// Lists the PIDs of the children of the container's first process.
 fn programs(container: &Container) -> Vec<i32> {
     let first = container.pid();
     let children = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Run time and lifetime of the first channel of these programs, in microseconds.
+/// Returns run time and lifetime of the first channel of these programs, in microseconds.
 fn channels(node: &Node, pids: &[i32]) -> Option<[u64; 2]> {
     let figures = node.figures();
     let of = |pid: &i32| {
@@ -40,7 +40,7 @@ fn channels(node: &Node, pids: &[i32]) -> Option<[u64; 2]> {
     pids.iter().find_map(of)
 }
 
-/// Per cent of half a second in which each container's channel ran; `None` if one of them has no channel.
+/// Returns the per cent of half a second in which each container's channel ran; `None` if one of them has no channel.
 fn parts<const N: usize>(node: &Node, containers: [&Container; N]) -> Option<[u64; N]> {
     let all = containers.map(programs);
     let look = || all.each_ref().map(|pids| channels(node, pids));
@@ -85,7 +85,7 @@ fn shares_survive_whoever_is_killed_and_nobody_is_named() {
             if let Some(pid) = victims.get(number / 4 % victims.len().max(1)) {
                 let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
             }
-            // Some pauses let the next process get to work.
+            // Some pauses let the next process start its work.
             let pause = u64::try_from(number * 7 % 40).expect("a few") + 3;
             std::thread::sleep(Duration::from_millis(pause));
         }

@@ -1,4 +1,4 @@
-//! Attackers under the supervisor, against a resource manager that the kernel reaches as it reaches a driver.
+//! Tests attackers under the supervisor, against a resource manager that the kernel reaches like a driver.
 
 mod node;
 mod survival;
@@ -29,7 +29,7 @@ fn an_attacker_gets_its_share_and_not_a_page_more() {
         node.eventually("the attacker's memory is gone", || node.used() == 0);
         let held = node.attack(&[mode, "--pieces", "40"]);
         assert!(node.used() <= 1024 * MIB, "{mode}: {}{}", held.said, node.figures());
-        // A kernel may have no entry for x32 programs.
+        // The kernel may not support x32 programs.
         if !(*mode == "x32" && held.said.contains("ENOSYS")) {
             assert!(node.used() >= 960 * MIB, "{mode}: {}{}", held.said, node.figures());
         }
@@ -49,7 +49,7 @@ fn pieces_are_charged_as_the_card_rounds_them() {
     assert_eq!(node.used(), 64 * MIB);
 }
 
-/// Any program may stop any other's channels, as far as RM is concerned.
+/// RM lets any program stop the channels of any other.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn a_program_stops_its_own_channels_and_nobody_elses() {
@@ -92,7 +92,7 @@ fn page_tables_of_address_ranges_are_charged() {
     assert!(node.used() <= 1024 * MIB, "{}", node.figures());
 }
 
-/// What a program names as an object's parent need not be it.
+/// A program may name a wrong parent for an object.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn a_planted_name_takes_nothing_off_the_books() {
@@ -121,7 +121,7 @@ fn memory_that_is_freed_can_be_had_again() {
     assert_eq!(node.used(), 128 * MIB);
 }
 
-/// What a neighbour holds for moments only may pass for memory that is gone from the card.
+/// Memory that a neighbour holds only for moments must not look like memory that is gone from the card.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn a_neighbour_that_comes_and_goes_frees_nothing_that_is_still_held() {
@@ -129,14 +129,14 @@ fn a_neighbour_that_comes_and_goes_frees_nothing_that_is_still_held() {
         return;
     }
     let node = Node::new(256 * MIB);
-    // They go past the supervisor, as programs of other runtimes do.
+    // They bypass the supervisor, as programs of other runtimes do.
     let _neighbours =
         [0; 2].map(|_| node.bare_unread(&["rounds", "--piece", "1048576", "--pieces", "1000000"]));
     let held = node.attack(&["export", "--pieces", "40"]);
     assert_eq!(held.said, "got 4 pieces: Status(Status(81))\n");
     let until = Instant::now() + Duration::from_secs(4);
     while Instant::now() < until {
-        // Before each refusal the supervisor looks for what is gone.
+        // Before each refusal the supervisor looks for memory that is gone.
         let more = node.attack(&["long", "--piece", "1024", "--pieces", "50"]);
         assert_eq!(more.said, "got 0 pieces: Status(Status(81))\n", "{}", node.figures());
     }

@@ -20,12 +20,12 @@ const DRIVER: &str = "580.142";
 
 /// A node with one GPU and one supervisor.
 pub struct Node {
-    // Unmounted before the folder goes.
+    // Dropped first, so that it is unmounted before the directory is removed.
     pub place: Place,
     pub folder: TempDir,
 }
 
-/// Whether the kernel can mount the simulated manager. Where everything must be tested, it has to.
+/// Whether the kernel can mount the simulated manager. In CI it must.
 pub fn has_fuse() -> bool {
     let has = fs::exists("/dev/fuse").unwrap_or(false);
     assert!(has || std::env::var("CI").as_deref() != Ok("true"), "there is no /dev/fuse");
@@ -60,21 +60,21 @@ impl Node {
         self.place.figures().expect("the manager answers")
     }
 
-    /// Bytes of the GPU in use, as the manager itself counts.
+    /// Returns the bytes of the GPU in use, as counted by the manager itself.
     pub fn used(&self) -> u64 {
         let figures = self.figures();
         let used = figures.lines().find_map(|line| line.strip_prefix("gpu 0 used "));
         used.and_then(|used| used.parse().ok()).expect("there is a GPU")
     }
 
-    /// Bytes of the GPU that the supervisor has charged.
+    /// Returns the bytes of the GPU that the supervisor has charged.
     pub fn charged(&self) -> u64 {
         let budget = File::options().read(true).write(true).open(self.folder.path().join("budget"));
         let budget = OpenBudget::open(budget.expect("a budget")).expect("it can be mapped");
         budget.charged().iter().sum()
     }
 
-    /// Starts an attacker under the filter, and waits until it says what it got.
+    /// Starts an attacker under the filter, and waits until it prints how much it got.
     pub fn attack(&self, words: &[&str]) -> Attack {
         self.attack_unread(words).heard()
     }
@@ -86,8 +86,8 @@ impl Node {
         self.started(around, words)
     }
 
-    /// A shell under the filter that does `script`, in which `$ATTACK MODE` is an attacker. All of its processes are
-    /// under one filter, so that the supervisor stays while it lives.
+    /// Returns a shell under the filter that runs `script`, in which `$ATTACK MODE` runs an attacker. All of its
+    /// processes are under one filter, so the supervisor stays while the shell lives.
     pub fn shell(&self, script: &str) -> Command {
         let attack = format!("{} {}", env!("CARGO_BIN_EXE_attacker"), self.place.dev().display());
         let mut around = Command::new(env!("CARGO_BIN_EXE_around"));
@@ -96,12 +96,12 @@ impl Node {
         around
     }
 
-    /// Starts it without a filter.
+    /// Starts an attacker without a filter, and waits until it prints how much it got.
     pub fn attack_bare(&self, words: &[&str]) -> Attack {
         self.bare_unread(words).heard()
     }
 
-    /// The same, without waiting for what it says.
+    /// Starts an attacker without a filter, and does not wait for its output.
     pub fn bare_unread(&self, words: &[&str]) -> Attack {
         self.started(Command::new(env!("CARGO_BIN_EXE_attacker")), words)
     }
@@ -117,7 +117,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Each starts the other anew, until both are gone at once.
+        // Each restarts the other, until both are gone at once.
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(10) {
             let all = [pids(self, "keeper"), pids(self, "worker")].concat();
@@ -128,12 +128,12 @@ impl Drop for Node {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
-        // What is being killed may still have a file of it.
+        // Processes that are being killed may still have a file open.
         let _ = umount2(&self.place.dev(), MntFlags::MNT_DETACH);
     }
 }
 
-/// An attacker that holds what it got.
+/// An attacker that holds the memory that it got.
 pub struct Attack {
     pub child: Child,
     pub said: String,
@@ -141,13 +141,13 @@ pub struct Attack {
 }
 
 impl Attack {
-    /// Waits until it says what it got.
+    /// Waits until it prints how much it got.
     pub fn heard(mut self) -> Self {
         let _ = self.out.read_line(&mut self.said).expect("a pipe can be read");
         self
     }
 
-    /// Whether it has said what it got.
+    /// Whether it has printed how much it got.
     pub fn has_spoken(&mut self) -> bool {
         let mut asked = [PollFd::new(self.out.get_ref().as_fd(), PollFlags::POLLIN)];
         if poll(&mut asked, PollTimeout::ZERO) == Ok(0) {
@@ -165,7 +165,7 @@ impl Drop for Attack {
     }
 }
 
-/// Pids of this node's keepers and workers.
+/// Lists the PIDs of this node's processes of a role.
 pub fn pids(node: &Node, role: &str) -> Vec<i32> {
     pids_of(role, &node.place.dev()).expect("there is /proc")
 }

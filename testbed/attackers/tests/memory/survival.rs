@@ -1,4 +1,4 @@
-//! Whatever happens to keeper, worker or program: no call is lost, and none is done twice.
+//! Tests that no call is lost or done twice, whatever happens to keeper, worker or program.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -10,12 +10,12 @@ use nix::unistd::Pid;
 
 use super::node::{MIB, Node, has_fuse, pids};
 
-/// About how many processes of each kind are killed; `GPUSHARE_KILLS` is for a longer run.
+/// Returns about how many processes of each kind to kill; `GPUSHARE_KILLS` makes the run longer.
 fn kills() -> u64 {
     std::env::var("GPUSHARE_KILLS").map_or(60, |number| number.parse().expect("a number"))
 }
 
-/// Kills one of the two over and over while programs allocate and free; each call must be done once.
+/// Kills one of the two again and again while programs allocate and free; each call must be done once.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn a_keeper_or_worker_that_is_killed_loses_no_call_and_doubles_none() {
@@ -26,14 +26,14 @@ fn a_keeper_or_worker_that_is_killed_loses_no_call_and_doubles_none() {
         let node = Node::new(128 * MIB);
         let (least, rounds) = (kills() / 4, kills() * 20);
         let mut held = node.attack_unread(&["rounds", "--pieces", &rounds.to_string()]);
-        // A start that loses its supervisor ends, closed.
+        // If it loses its supervisor while starting, it fails closed.
         node.eventually("the program has a client", || node.figures().contains(" pid "));
         let mut kills = 0;
         while !held.has_spoken() {
             if let Some(pid) = pids(&node, role).first() {
                 kills += u64::from(kill(Pid::from_raw(*pid), Signal::SIGKILL).is_ok());
             }
-            // Now and then long enough for the next one to do something.
+            // Some pauses are long enough for the next process to do something.
             std::thread::sleep(Duration::from_millis(kills * 7 % 40 + 3));
         }
         assert_eq!(
@@ -47,7 +47,7 @@ fn a_keeper_or_worker_that_is_killed_loses_no_call_and_doubles_none() {
     }
 }
 
-/// Stops a program and lets it go on, a thousand times in a second.
+/// Stops a program and resumes it, a thousand times a second.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn a_program_that_is_stopped_amid_its_calls_loses_none() {
@@ -69,7 +69,7 @@ fn a_program_that_is_stopped_amid_its_calls_loses_none() {
     assert!(stops > 20, "{stops} stops");
 }
 
-/// Many processes of many threads allocate at once, in a share that has room for few of them.
+/// Many processes with many threads allocate at once, in a share that has room for few of them.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn a_crowd_is_held_like_one_program() {
@@ -97,7 +97,7 @@ fn a_crowd_is_held_like_one_program() {
     node.eventually("all is gone", || node.used() == 0 && node.charged() == 0);
 }
 
-/// Kills programs at any moment; the next one has the whole share.
+/// Kills programs at any moment; the next one gets the whole share.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn a_program_that_is_killed_amid_a_call_leaves_nothing_behind() {
@@ -105,7 +105,7 @@ fn a_program_that_is_killed_amid_a_call_leaves_nothing_behind() {
         return;
     }
     let node = Node::new(128 * MIB);
-    // Others use the card, too.
+    // Other programs use the card, too.
     let others = node.attack_bare(&["long", "--pieces", "3"]);
     let theirs = node.used();
     let script = "while read -r _; do $ATTACK rounds --pieces 1000000 & echo $!; wait; done";
@@ -138,7 +138,7 @@ fn memory_that_never_comes_holds_nobody_up_for_long() {
     assert_eq!(node.used(), 5 * 64 * MIB);
 }
 
-/// With both dead at once there is nobody to answer. Then nothing is allocated any more.
+/// If both are dead at once, no process answers calls, so allocations fail.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn without_keeper_and_worker_nothing_is_allocated() {
@@ -150,7 +150,7 @@ fn without_keeper_and_worker_nothing_is_allocated() {
     node.eventually("the program has a client", || node.figures().contains(" pid "));
     node.eventually("both have ended", || {
         let both = [pids(&node, "keeper"), pids(&node, "worker")].concat();
-        // Stopped, neither can start the other anew.
+        // While stopped, neither can restart the other.
         for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
             for pid in &both {
                 let _ = kill(Pid::from_raw(*pid), signal);
@@ -159,13 +159,13 @@ fn without_keeper_and_worker_nothing_is_allocated() {
         both.is_empty()
     });
     node.eventually("its next call is answered", || held.has_spoken());
-    // A FREE that fails ends it without a word, and with an error.
+    // A FREE that fails ends the program without output, with an error.
     let failed = held.said.is_empty() && held.child.wait().is_ok_and(|status| !status.success());
     assert!(failed || held.said.contains("Errno(ENOSYS)"), "{}", held.said);
     assert!(node.used() <= 512 * MIB, "{}", node.figures());
 }
 
-/// A process that nobody has waited for holds nothing any more, as in a container whose first process waits for none.
+/// A zombie process holds no share any more, even in a container whose first process reaps no children.
 #[test]
 #[ignore = "needs root: mounts, and installs filters"]
 fn a_process_that_nobody_waits_for_keeps_no_share() {

@@ -1,6 +1,6 @@
-//! Times system calls, alone or under a supervisor's filter: `gpushare-bench-calls FOLDER CALL [SOCKET]`. FOLDER has a
-//! resource manager's files. For a SOCKET of `-` calls are reported to a thread that lets each through at once, which is
-//! the kernel's part of it. It prints the picoseconds of a call, one line for each round.
+//! Times system calls, alone or under a supervisor's filter: `gpushare-bench-calls FOLDER CALL [SOCKET]`. FOLDER
+//! contains a resource manager's files. If SOCKET is `-`, calls are reported to a thread that lets each through at
+//! once, which measures the kernel's part. It prints the picoseconds of a call, one line for each round.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -25,12 +25,12 @@ use nix::libc::{BPF_K, BPF_RET, SECCOMP_RET_ALLOW, sock_filter};
 use nix::sys::termios::tcgetattr;
 use nix::unistd::getppid;
 
-/// Of calls that take microseconds.
+/// Rounds for calls that take microseconds.
 const ROUNDS: usize = 2_000;
-/// Of calls that take less, so many are timed at once.
+/// Faster calls are timed in batches of this many.
 const CALLS: usize = 1_000;
 const PIECE: u64 = 64 << 10;
-/// A command that no resource manager knows.
+/// A command that no resource manager has.
 const UNKNOWN: u32 = 0x2080_ffff;
 
 fn main() -> Result<()> {
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     };
     let version = gpushare_tests::node::driver_version().parse().ok().and_then(Era::for_version);
     let era = version.context("the driver is not known")?;
-    // Who has a filter of its own, as docker's containers have, pays for it with each call.
+    // A process with a filter of its own, as docker's containers have, pays for it with each call.
     let allows = sock_filter { code: u16::try_from(BPF_RET | BPF_K)?, jt: 0, jf: 0, k: SECCOMP_RET_ALLOW };
     install_without_listener(&mut [allows])?;
     if rest.first().is_some_and(|socket| socket == "-") {
@@ -105,7 +105,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Lets through what is reported, for as long as the process lives.
+/// Lets all reported calls through, for as long as the process lives.
 fn let_all_through(listener: &OwnedFd) {
     set_synchronous(listener.as_fd());
     let mut notification = [0; NOTIFICATION_WORDS];

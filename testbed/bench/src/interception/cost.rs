@@ -15,12 +15,12 @@ const MEMORY_MIB: u64 = 60 << 10;
 /// A compute limit that these loops never reach.
 const CORES: u32 = 90;
 const NS: i64 = 1000;
-/// Number of processes of a peer, each beside one of the bare driver.
+/// Number of processes with a peer, each paired with one on the bare driver.
 const PEER_TURNS: usize = 3;
-/// Number of processes that only look names up, each beside one of the bare driver.
+/// Number of processes that only look names up, each paired with one on the bare driver.
 const LOOKUP_TURNS: usize = 15;
 
-/// One row: what is called, the client's words for it, and the most nanoseconds that may be added.
+/// One row: the call, the client's arguments for it, and the largest acceptable overhead in nanoseconds.
 struct Figure {
     what: &'static str,
     words: &'static [&'static str],
@@ -65,7 +65,7 @@ const FIGURES: [Figure; 13] = [
 /// Adds the rows of calls.
 ///
 /// # Errors
-/// When a program fails.
+/// If a program fails.
 pub fn rows(table: &mut Table) -> Result<()> {
     let node = place::node(&[]);
     let unlimited = Limited::new(&node, &[("GPUSHARE_MEMORY", MEMORY)]);
@@ -73,7 +73,7 @@ pub fn rows(table: &mut Table) -> Result<()> {
     let limited = Limited::new(&node, &[("GPUSHARE_MEMORY", MEMORY), ("GPUSHARE_CORES", &cores)]);
     let bare = OnHost::bare(&node);
     let mut rows = Vec::new();
-    // One after the other, because two shares of 40 GiB fill the GPU.
+    // Run one after the other, because two shares of 40 GiB fill the GPU.
     for with_cores in [false, true] {
         let container = if with_cores { limited.start() } else { unlimited.start() };
         for (place, figure) in FIGURES.iter().enumerate().filter(|(_, figure)| figure.limited == with_cores) {
@@ -107,14 +107,14 @@ fn row(container: &Container<'_>, figure: &Figure) -> Result<Row> {
     })
 }
 
-/// Median picoseconds of a call in a process that calls only one driver.
+/// Returns the median picoseconds of a call in a process that calls only one driver.
 fn alone(told: &str) -> Result<i64> {
     let rounds = told.lines().map(|line| line.parse::<i64>().context("one figure a round"));
     Ok(Sample::new(rounds.collect::<Result<_>>()?)?.median())
 }
 
-/// Nanoseconds that a peer adds. A peer is in every library of its process, so the bare driver is timed in
-/// processes of its own.
+/// Returns the nanoseconds that a peer adds. A peer is loaded into its whole process, so the bare driver is timed in
+/// separate processes.
 fn peer_cell(peer: &OnHost, bare: &OnHost, words: &[&str]) -> Result<String> {
     let words = [&["cost"], words].concat();
     let turn = |_| Ok(alone(&peer.run(&words)?)? - alone(&bare.run(&words)?)?);
@@ -122,8 +122,8 @@ fn peer_cell(peer: &OnHost, bare: &OnHost, words: &[&str]) -> Result<String> {
     Ok(format!("{} ns", crate::measure::added(added.median())))
 }
 
-/// Time that dlsym takes in processes with the library, less that in others. dlsym is not hooked, so one
-/// process has nothing to pair.
+/// Measures the time of dlsym in processes with the library, minus that in others. dlsym is not hooked, so one process
+/// has nothing to pair.
 fn lookup(container: &Container<'_>, bare: &OnHost, peer: Option<&OnHost>) -> Result<Row> {
     let words = ["cost", "lookup", "--rounds", "51", "--calls", "5000"];
     let mut added = Vec::new();
@@ -135,8 +135,8 @@ fn lookup(container: &Container<'_>, bare: &OnHost, peer: Option<&OnHost>) -> Re
     let peer = peer.map(|peer| peer_cell(peer, bare, &words[1..])).transpose()?;
     let added = Sample::new(added)?;
     let row = Row::added("dlsym of a function of another library", &added).peer(peer);
-    // Two processes are never equal to the nanosecond, so 2 ns are allowed. The spread does not count,
-    // because noise would meet any target.
+    // Two processes always differ by some nanoseconds, so 2 ns are allowed. The spread does not count, because noise
+    // would meet any target.
     let is_none = added.median().abs() <= 2 * NS;
     Ok(row.target("0: not hooked", is_none))
 }

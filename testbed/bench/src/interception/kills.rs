@@ -1,5 +1,5 @@
-//! How long the other processes of a container wait after a SIGKILL, less the time in which they were ready
-//! to run and had no processor. The bare driver's figure stands beside it.
+//! Measures how long the other processes of a container wait after a SIGKILL, minus the time in which they were ready
+//! to run but had no processor. The bare driver's figure is listed for comparison.
 
 use anyhow::{Context, Result};
 
@@ -7,7 +7,7 @@ use crate::measure::{Sample, milliseconds};
 use crate::place::{self, Limited};
 use crate::table::{Row, Table};
 
-/// Variable that says how many processes are killed; the target is stated for 10,000.
+/// Environment variable with the number of kills; the target is stated for 10,000.
 const KILLS: &str = "GPUSHARE_BENCH_KILLS";
 const DEFAULT: usize = 1000;
 /// Kills in one call of the client, which must end within the test harness's deadline.
@@ -17,7 +17,7 @@ const MS: i64 = 1_000_000;
 /// Adds the rows of kills.
 ///
 /// # Errors
-/// When a program fails. A survivor fails if it is refused anything.
+/// If a program fails. A survivor fails if any of its calls is refused.
 pub fn rows(table: &mut Table) -> Result<()> {
     let kills = std::env::var(KILLS).map_or(Ok(DEFAULT), |text| text.parse()).context(KILLS)?;
     let node = place::node(&[]);

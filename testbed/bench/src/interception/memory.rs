@@ -1,4 +1,4 @@
-//! Whether a container ever holds more than its limit, in bytes by the simulated GPU's books.
+//! Checks whether a container ever exceeds its limit, in bytes by the simulated GPU's books.
 
 use anyhow::{Context, Result, bail};
 use gpushare_tests::node::SimulatedNode;
@@ -10,14 +10,13 @@ use crate::table::{Row, Table};
 const LIMIT: &str = "8GiB";
 const LIMIT_MIB: u64 = 8 << 10;
 const MIB: u64 = 1 << 20;
-/// Time that the driver takes for an allocation, nanoseconds; so long that a race between check and use would
-/// show.
+/// Time that the driver takes for an allocation, in nanoseconds; long enough for a race between check and use to show.
 const SLOW: &str = "200000";
 const RACES: usize = 20;
 const DEATHS: usize = 10;
 
-/// One attempt: its name, the client's words for it, and how many bytes short of the limit it may stay. An
-/// attempt that stays further below shows nothing.
+/// One attempt: its name, the client's arguments for it, and how many bytes short of the limit it may stay. An attempt
+/// that stays further below proves nothing.
 struct Try {
     what: &'static str,
     words: Vec<String>,
@@ -38,7 +37,7 @@ fn tried(what: &'static str, family: &str, processes: u64, rounds: usize, more: 
 /// Adds the rows of memory over the limit.
 ///
 /// # Errors
-/// When a program fails, or fills so little that it shows nothing.
+/// If a program fails, or fills so little that it proves nothing.
 pub fn rows(table: &mut Table) -> Result<()> {
     let node = place::node(&[]);
     for family in ["linear", "virtual", "async"] {
@@ -82,7 +81,7 @@ fn row(node: &SimulatedNode, environment: &[(&str, &str)], attempt: &Try) -> Res
         .spread(format!("peak {:.1} of {LIMIT_MIB} MiB", in_mib(most)))
         .runs(attempt.rounds)
         .target("0 bytes", most <= limit)
-        // A peer that cannot run this has its error in the cell; the row stays.
+        // If a peer cannot run this, the cell shows its error and the row stays.
         .peer(peer.map(|told| told.unwrap_or_else(|error| error.to_string()))))
 }
 
@@ -92,8 +91,8 @@ fn peak(node: &SimulatedNode, run: impl FnOnce() -> Result<String>) -> Result<(u
     Ok((peak.bytes(), told))
 }
 
-/// Fails if the row would show nothing: the limit must have been reached, and every round, also one after a
-/// death, must have been granted its due.
+/// Fails if the row would prove nothing: the attempt must have reached the limit, and every round must have got its
+/// part, even after a process died.
 fn reached(attempt: &Try, most: u64, told: &str, limit: u64) -> Result<()> {
     if most < limit - attempt.short_of {
         bail!("{}: only {most} bytes were ever held", attempt.what);

@@ -1,26 +1,26 @@
-//! Tasks arrive in a random order, and none leaves.
+//! Places tasks that arrive in a random order. None leaves.
 
 use fastrand::Rng;
 use gpushare_placement::{Policy, Task};
 
 use super::trace::{self, Trace, needs};
 
-/// What has arrived at the end, in percent of all GPUs.
+/// Demand that has arrived at the end, in percent of all GPUs.
 const ARRIVED: u64 = 130;
 
-/// What came of one run, or the mean of several, in percent.
+/// The outcome of one run, or the mean of several, in percent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
-    /// Of all GPUs.
+    /// Allocated part of all GPUs.
     pub allocated: f64,
-    /// Of CPU-only tasks that arrived.
+    /// Refused part of the CPU-only tasks that arrived.
     pub refused_cpu: f64,
-    /// Of tasks of eight GPUs that arrived.
+    /// Refused part of the tasks with eight GPUs that arrived.
     pub refused_eight: f64,
 }
 
 impl Outcome {
-    /// The mean of several runs; zeros for none.
+    /// Returns the mean of several runs; zeros for none.
     pub fn mean<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
         let mean = |figure: fn(&Self) -> f64| {
             let (sum, count) =
@@ -35,8 +35,8 @@ impl Outcome {
     }
 }
 
-/// Places the tasks of the list in the order of this seed. What is allocated is the mean over the arrivals at
-/// which what has arrived rounds to 130 %.
+/// Places the tasks of the list in the order of this seed. The allocated part is the mean over the arrivals at which
+/// the demand rounds to 130 %.
 pub fn run<P: Policy>(trace: &Trace, seed: u64, policy: P) -> Outcome {
     let mut random = Rng::with_seed(seed);
     let mut nodes = trace.nodes.clone();
@@ -71,8 +71,8 @@ pub fn run<P: Policy>(trace: &Trace, seed: u64, policy: P) -> Outcome {
     }
 }
 
-/// The tasks in the order of their arrival: the list's in a random order, then random ones of it, until what
-/// has arrived cannot be said to be 130 % any more.
+/// Returns the tasks in the order of their arrival: the list's in a random order, then random ones of the list, until
+/// the demand no longer rounds to 130 %.
 fn arrivals(trace: &Trace, capacity: u64, random: &mut Rng) -> Vec<Task> {
     let mut tasks: Vec<Task> = trace.tasks.iter().map(|timed| timed.task).collect();
     random.shuffle(&mut tasks);

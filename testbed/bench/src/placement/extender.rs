@@ -1,5 +1,5 @@
-//! What the extender's answers cost kube-scheduler in a large cluster: filter and prioritize of all nodes
-//! over HTTP, as JSON, and the memory of the program.
+//! Measures the cost of the extender's answers to kube-scheduler in a large cluster: filter and prioritize of all
+//! nodes over HTTP, as JSON, and the program's memory.
 
 use std::time::Instant;
 
@@ -16,16 +16,16 @@ use crate::measure::{Sample, nanoseconds};
 use crate::table::{Row, Table};
 
 const NODES: usize = 5000;
-/// Pods that are bound before any is measured.
+/// Pods that are bound before the measurement.
 const BOUND: usize = 400;
-/// Pods that are measured, each of which is bound too.
+/// Measured pods, each of which is bound too.
 const PODS: usize = 600;
 const GIB: u64 = 1 << 30;
 
 /// Adds the rows.
 ///
 /// # Errors
-/// When the program is not built, or does not place a pod.
+/// If the program is not built, or does not place a pod.
 pub fn rows(trace: &Trace, table: &mut Table) -> Result<()> {
     let api = Api::start("node");
     let names: Vec<String> = (0..NODES).map(|number| format!("node-{number:04}")).collect();
@@ -97,7 +97,7 @@ fn node(api: &Api, name: &str) {
     api.put(&format!("/api/v1/namespaces/gpushare/configmaps/gpus.{name}"), map);
 }
 
-/// A pod of the trace's task.
+/// Returns a pod for one of the trace's tasks.
 fn pod(api: &Api, number: usize, task: &Task) -> Value {
     let mebibytes = u64::from(task.share) * 80 * 1024 / 1000;
     let limits = json!({"nvidia.com/gpu": task.gpus.to_string(), "nvidia.com/gpumem": mebibytes.to_string()});

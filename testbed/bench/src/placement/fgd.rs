@@ -1,9 +1,9 @@
-//! The study's own policy, fragmentation gradient descent, for comparison: a task goes where the shares of
-//! idle GPUs that the tasks of the list could not use grow least.
+//! The study's own policy, fragmentation gradient descent, for comparison. It places a task where it least increases
+//! the idle GPU shares that the tasks of the list could not use.
 
 use gpushare_placement::{Demand, Node, Place, Policy, Task};
 
-/// The part of the list's tasks whose kinds count: the most popular ones.
+/// The part of the list's tasks whose kinds count, the most popular first.
 const COUNTED: f64 = 0.95;
 
 /// The policy for one list of tasks.
@@ -12,7 +12,7 @@ pub struct Fgd {
 }
 
 impl Fgd {
-    /// The policy for tasks that come as `demand` says.
+    /// Creates the policy for tasks that arrive according to `demand`.
     pub fn new(demand: &Demand) -> Self {
         let total: f64 = demand.iter().map(|(_, weight)| weight).sum();
         let mut kinds = demand.clone();
@@ -28,10 +28,10 @@ impl Fgd {
         Self { kinds }
     }
 
-    /// Thousandths of idle GPUs that the tasks to come cannot use, as they come on average.
+    /// Returns the thousandths of idle GPUs that arriving tasks cannot use, on average.
     pub fn fragments(&self, node: &Node) -> f64 {
         let idle = float(node.idle_share());
-        // A node's memory decides what fits, and not what is a fragment.
+        // A node's memory decides which tasks fit, but not which part is a fragment.
         let roomy = Node { memory: u64::MAX, ..*node };
         let unusable = |task: &Task| {
             if task.gpus == 0 || !roomy.fits(task) {
@@ -47,7 +47,7 @@ impl Fgd {
 impl Policy for Fgd {
     fn worth(&mut self, node: &Node, task: &Task, place: Place) -> f64 {
         let less = self.fragments(node) - self.fragments(&node.after(task, place));
-        // The study's scheduler knows whole scores of 0 to 100 only, and does worse with finer ones.
+        // The study's scheduler only has whole scores from 0 to 100, and does worse with finer ones.
         (100.0 / (1.0 + (-less / 1000.0).exp())).floor()
     }
 }

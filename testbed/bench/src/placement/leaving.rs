@@ -1,4 +1,4 @@
-//! Tasks come and go by the trace's own times, on a part of its nodes so that some have to wait.
+//! Places tasks that come and go by the trace's own times, on a part of its nodes so that some have to wait.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,18 +9,18 @@ use super::fgd::Fgd;
 use super::trace::{self, Trace, capacity, needs, popularity};
 use crate::table::{Row, Table};
 
-/// One node of this many is there: at most 66 GPUs of the trace's 6,212 are used at one time, and nobody
+/// Keep one node of this many. At most 66 GPUs of the trace's 6,212 are used at one time, so on all nodes no task
 /// would wait.
 const KEPT: [usize; 3] = [80, 110, 150];
 
-/// Idle shares are looked at beside each arrival of this many.
+/// Measure idle shares once per this many arrivals.
 const LOOK: usize = 50;
 
-/// How a run went.
+/// The result of a run.
 struct Run {
     /// Mean seconds from a task's arrival to its start.
     wait: f64,
-    /// How many waited at all.
+    /// How many tasks waited at all.
     waited: usize,
     /// Idle shares that the tasks of the list could not use, in percent of the GPUs: the mean over arrivals.
     fragments: f64,
@@ -45,7 +45,7 @@ pub fn rows(name: &str, trace: &Trace, table: &mut Table) {
     }
 }
 
-/// Runs the list. Who does not fit waits in the order of arrival; who comes later may pass.
+/// Runs the list. Tasks that do not fit wait in the order of arrival; later ones may overtake them.
 fn run(nodes: &[Machine], trace: &Trace, policy: Box<dyn Policy>, judge: &Fgd) -> Run {
     let capacity = capacity(nodes);
     let mut tasks: Vec<(u64, u64, Task)> = trace
@@ -58,7 +58,7 @@ fn run(nodes: &[Machine], trace: &Trace, policy: Box<dyn Policy>, judge: &Fgd) -
         .collect();
     tasks.sort_by_key(|(came, ..)| *came);
     let mut ledger = trace::ledger(nodes.iter().cloned(), policy);
-    // A task's end, its number, and on which node it is.
+    // A task's end and number.
     let mut running: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     let mut places: Vec<Option<usize>> = vec![None; tasks.len()];
     let mut waiting: VecDeque<usize> = VecDeque::new();
@@ -102,7 +102,7 @@ fn run(nodes: &[Machine], trace: &Trace, policy: Box<dyn Policy>, judge: &Fgd) -
         let of = capacity as f64;
         fragments += lost * 100.0 / of;
     }
-    // Who still waits at the end has waited until then.
+    // Tasks that still wait at the end have waited until then.
     let end = tasks.last().map_or(0, |(came, ..)| *came);
     for number in &waiting {
         waits += end - tasks[*number].0;

@@ -1,6 +1,5 @@
-//! What a decision costs in a large cluster: pods of a list come and go at random, and the nodes stay nearly
-//! full. A decision is what the scheduler extender does for a pod: the worth of every node, and the GPUs on
-//! the best one.
+//! Measures the cost of a decision in a large cluster: pods of a list come and go at random, and the nodes stay nearly
+//! full. For each pod, the scheduler extender decides the worth of every node, and the GPUs on the best one.
 
 use std::fs;
 use std::time::Instant;
@@ -12,22 +11,22 @@ use gpushare_placement::{Fill, Gpu, Machine, WHOLE};
 use super::trace::{self, Trace, needs, popularity};
 use crate::table::{Row, Table};
 
-/// Nodes of eight GPUs: of the smaller and of the larger cluster.
+/// Numbers of nodes with eight GPUs: the smaller and the larger cluster.
 const NODES: [usize; 2] = [1000, 5000];
-/// Pods that come to a cluster.
+/// Pods that arrive in a cluster.
 const PODS: usize = 100_000;
-/// Decisions that are not counted: each kind of pod is judged on every node when it first comes.
+/// Decisions that do not count: each kind of pod is judged on every node when it first arrives.
 const WARM: usize = 2000;
-/// What of the GPUs is given while pods come and go, in percent.
+/// Allocated part of the GPUs while pods come and go, in percent.
 const GIVEN: u64 = 92;
 
-/// Nanoseconds, one of each decision.
+/// Nanoseconds of each decision.
 struct Costs(Vec<u64>);
 
 /// Adds the rows, with the pods of one list.
 ///
 /// # Errors
-/// When the kernel does not tell how much memory the program has.
+/// If the kernel does not report the program's memory.
 pub fn rows(trace: &Trace, table: &mut Table) -> Result<()> {
     let before = resident()?;
     let [small, large] = NODES.map(|nodes| run(nodes, trace));
@@ -55,7 +54,7 @@ pub fn rows(trace: &Trace, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-/// Has the pods come to so many nodes.
+/// Runs the pods on a cluster of this many nodes.
 fn run(nodes: usize, trace: &Trace) -> Costs {
     let memory = u64::from(WHOLE);
     let gpu = Gpu { memory, per_share: memory, is_open: true, ..Gpu::default() };
@@ -106,7 +105,7 @@ fn micros(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1000.0
 }
 
-/// Bytes of memory that the program has.
+/// Returns the resident memory of the program in bytes.
 fn resident() -> Result<u64> {
     let text = fs::read_to_string("/proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;

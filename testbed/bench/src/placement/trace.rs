@@ -17,7 +17,7 @@ pub struct Trace {
     pub tasks: Vec<Timed>,
 }
 
-/// A task, and when it came and went, in seconds, where the list tells.
+/// A task, and its arrival and end in seconds if the list has them.
 #[derive(Clone, Copy, Debug)]
 pub struct Timed {
     pub task: Task,
@@ -26,25 +26,25 @@ pub struct Timed {
 }
 
 impl Trace {
-    /// Thousandths of all GPUs.
+    /// Returns the thousandths of all GPUs.
     pub fn capacity(&self) -> u64 {
         capacity(&self.nodes)
     }
 }
 
-/// Thousandths of these nodes' GPUs.
+/// Returns the thousandths of these nodes' GPUs.
 pub fn capacity(nodes: &[Machine]) -> u64 {
     nodes.iter().map(|node| node.gpus.len() as u64 * u64::from(WHOLE)).sum()
 }
 
-/// A ledger of these nodes.
+/// Creates a ledger of these nodes.
 pub fn ledger<P: Policy>(nodes: impl Iterator<Item = Machine>, policy: P) -> Ledger<usize, P> {
     let mut ledger = Ledger::new(policy, Host::Decides);
     nodes.enumerate().for_each(|(number, machine)| ledger.set(number, machine));
     ledger
 }
 
-/// What a task needs. A GPU of the trace has a byte for each thousandth.
+/// Returns a task's needs. A GPU of the trace has a byte for each thousandth.
 pub fn needs(task: &Task) -> Needs {
     let part = Part::Of(Memory::Bytes(task.share.into()), 0);
     let shares = (task.gpus > 0).then_some(Share { gpus: task.gpus, part });
@@ -52,7 +52,7 @@ pub fn needs(task: &Task) -> Needs {
     Needs { cpu, memory, models, shares: shares.into_iter().collect(), first: Vec::new() }
 }
 
-/// All lists of the folder by name, in the order of their names.
+/// Reads all lists in the directory, sorted by name.
 pub fn lists(folder: &Path) -> Result<Vec<(String, Trace)>> {
     let mut models = BTreeMap::new();
     let nodes = rows(&folder.join("openb_node_list_gpu_node.csv.gz"))?;
@@ -76,7 +76,7 @@ pub fn lists(folder: &Path) -> Result<Vec<(String, Trace)>> {
     Ok(found)
 }
 
-/// Weights of the kinds of tasks: how many of the list are of each.
+/// Returns the weights of the kinds of tasks: how many of the list are of each.
 pub fn popularity(tasks: &[Timed]) -> Demand {
     let mut counts: BTreeMap<Task, u32> = BTreeMap::new();
     for timed in tasks {
@@ -85,12 +85,12 @@ pub fn popularity(tasks: &[Timed]) -> Demand {
     counts.into_iter().map(|(task, count)| (task, f64::from(count))).collect()
 }
 
-/// The kind of a task: its memory on the node makes none.
+/// Returns the kind of a task, which ignores its memory on the node.
 pub fn kind(task: &Task) -> Task {
     Task { memory: 0, ..*task }
 }
 
-/// A row by the names of its columns.
+/// A row, keyed by column name.
 type Columns = BTreeMap<String, String>;
 
 fn rows(path: &Path) -> Result<Vec<Columns>> {
@@ -117,7 +117,7 @@ fn number(row: &Columns, name: &str) -> Result<u64> {
         .with_context(|| format!("{name}: {text:?}"))
 }
 
-/// A number without a fraction, not below 0.
+/// Converts a number without a fraction, not below 0.
 fn whole(number: f64) -> u64 {
     format!("{number}").parse().unwrap_or(u64::MAX)
 }
@@ -140,7 +140,7 @@ fn task(row: &Columns, models: &BTreeMap<String, u8>) -> Result<Timed> {
     };
     let names = row.get("gpu_spec").map(String::as_str).unwrap_or_default();
     let names = names.split('|').filter(|name| !name.is_empty());
-    // A model that no node has is one that nobody gets.
+    // A model that no node has is never available.
     let allowed = names.fold(Models::ANY, |all, name| all.with(models.get(name).copied().unwrap_or(63)));
     let task = Task {
         cpu: number(row, "cpu_milli")?,

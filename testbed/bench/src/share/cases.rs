@@ -1,5 +1,5 @@
-//! The cases. First one thing at a time is varied around a limit of 50 % and kernels of 1 ms; then containers
-//! run beside each other. There are about 40 cases of 12 s each.
+//! The cases. The first ones vary one parameter at a time around a limit of 50 % and kernels of 1 ms. In the others,
+//! containers run at the same time. There are about 40 cases of 12 s each.
 
 /// How the simulated GPU divides its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Arguments for `gpushare-simulator create`.
+    /// Returns arguments for `gpushare-simulator create`.
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Fifo => &[],
@@ -25,7 +25,7 @@ impl Device {
 pub enum Expect {
     /// Every container gets its share, no more and no less.
     Shares,
-    /// Every container gets its share or more, and no time of the GPU is left unused.
+    /// Every container gets its share or more, and no GPU time is left unused.
     Everything,
 }
 
@@ -55,7 +55,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Name of the case in a table.
+    /// Returns the name of the case in a table.
     pub fn name(&self) -> String {
         let device = if self.device == Device::Fifo { "FIFO" } else { "slices" };
         let meter = if self.meter { ", meter" } else { "" };
@@ -67,14 +67,14 @@ fn tenant(cores: u32, words: &[&'static str]) -> Tenant {
     Tenant { cores, policy: "fixed", words: words.to_vec() }
 }
 
-/// A case with one container.
+/// Creates a case with one container.
 fn single(what: &str, cores: u32, words: &[&'static str]) -> Case {
     let what = format!("limit {cores}, {what}");
     let tenants = vec![tenant(cores, words)];
     Case { what, device: Device::Fifo, meter: false, tenants, expect: Expect::Shares }
 }
 
-/// A case with several containers that run the same program under one policy.
+/// Creates a case with several containers that run the same program under one policy.
 fn several(policy: &'static str, kernel: &'static str, shares: &[u32]) -> Case {
     let tenants = shares.iter().map(|cores| Tenant { policy, ..tenant(*cores, &[kernel]) }).collect();
     let words = shares.iter().map(u32::to_string).collect::<Vec<_>>().join("/");
@@ -82,7 +82,7 @@ fn several(policy: &'static str, kernel: &'static str, shares: &[u32]) -> Case {
     Case { what, device: Device::Fifo, meter: false, tenants, expect: Expect::Shares }
 }
 
-/// All cases, in the order in which they are defined.
+/// Lists all cases, in the order in which they are defined.
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for cores in [25, 50, 75] {
@@ -105,7 +105,7 @@ pub fn all() -> Vec<Case> {
     }
     cases.extend(["1ms", "10ms"].map(|kernel| several("fixed", kernel, &[30, 70])));
     cases.push(several("fixed", "1ms", &[25, 25, 50]));
-    // Cases that time slices make hard, and cases that need the host's measurements.
+    // Cases that are hard because of time slices, and cases that need the host's measurements.
     for meter in [false, true] {
         let sliced = |case: Case| Case { device: Device::Slices, meter, ..case };
         cases.push(sliced(single("1ms", 50, &["1ms"])));

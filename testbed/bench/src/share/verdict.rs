@@ -1,4 +1,4 @@
-//! Figures of the time that one container had.
+//! Figures of one container's GPU time.
 
 use crate::books::BIN;
 
@@ -7,28 +7,28 @@ const SECOND: usize = 100;
 /// Number of bins by which a window moves.
 const STEP: usize = 5;
 
-/// How much time a container had, in percent of the GPU.
+/// A container's GPU time, in percent of the GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
-    /// The share that it was given.
+    /// Its share.
     pub limit: f64,
-    /// What it had after the first second.
+    /// Its time after the first second.
     pub mean: f64,
-    /// What it had in the 1-s window with the least, after the first second.
+    /// Its time in the worst 1-s window after the first second.
     pub least: f64,
-    /// What it had in the 1-s window with the most, after the first second.
+    /// Its time in the best 1-s window after the first second.
     pub most: f64,
-    /// What it had in the first second.
+    /// Its time in the first second.
     pub first_second: f64,
 }
 
 impl Figures {
-    /// Whether `bins` hold a first second and at least `seconds` more.
+    /// Whether `bins` cover a first second and at least `seconds` more.
     pub fn enough(bins: &[u64], seconds: u64) -> bool {
         bins.len() >= length(seconds)
     }
 
-    /// The figures of `bins`. There must be [enough](Self::enough) of them.
+    /// Computes the figures of `bins`. There must be [enough](Self::enough) of them.
     pub fn of(bins: &[u64], limit: f64, seconds: u64) -> Self {
         let bins = &bins[..length(seconds).min(bins.len())];
         let (first, rest) = bins.split_at(SECOND.min(bins.len()));
@@ -42,17 +42,17 @@ impl Figures {
         }
     }
 
-    /// Points between the mean and the share.
+    /// Returns the points between the mean and the share.
     pub fn mean_error(&self) -> f64 {
         (self.mean - self.limit).abs()
     }
 
-    /// Points between the worst window and the share.
+    /// Returns the points between the window that is furthest off and the share.
     pub fn window_error(&self) -> f64 {
         (self.most - self.limit).abs().max((self.least - self.limit).abs())
     }
 
-    /// Time in the first second, in percent of the share.
+    /// Returns the time in the first second, in percent of the share.
     pub fn first(&self) -> f64 {
         self.first_second * 100.0 / self.limit
     }
@@ -62,7 +62,7 @@ fn length(seconds: u64) -> usize {
     usize::try_from(seconds + 1).unwrap_or(usize::MAX).saturating_mul(SECOND)
 }
 
-/// Percent of their length for which `bins` were busy.
+/// Returns the percent of their length for which `bins` were busy.
 fn percent(bins: &[u64]) -> f64 {
     let shares = bins.iter().map(|busy| std::time::Duration::from_nanos(*busy).as_secs_f64());
     let whole = std::time::Duration::from_nanos(BIN).as_secs_f64();

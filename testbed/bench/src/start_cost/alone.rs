@@ -1,4 +1,4 @@
-//! The wrapper alone, in front of a low-level runtime that does nothing: its time, its memory, and the hooks
+//! Measures the wrapper alone, in front of a low-level runtime that does nothing: its time, its memory, and the hooks
 //! that it adds.
 
 use std::ffi::OsStr;
@@ -16,16 +16,16 @@ use crate::quota;
 use crate::table::{Row, Table};
 
 const RUNS: usize = 500;
-/// The first runs make the quota store and fill the caches.
+/// The first runs create the quota store and fill the caches.
 const UNCOUNTED: usize = 5;
 
-/// Number of figures that are measured in turns.
+/// Number of figures that are measured alternately.
 const FIGURES: usize = 6;
 
 /// Adds the rows of the wrapper alone.
 ///
 /// # Errors
-/// When a call fails.
+/// If a call fails.
 pub fn rows(node: &SimulatedNode, table: &mut Table) -> Result<()> {
     let noop = crate::noop()?;
     let candidates = format!("[runtime]\ncandidates = [{:?}]", noop.display().to_string());
@@ -83,7 +83,7 @@ fn turns(noop: &Path, share: &Contender, plain: &Contender) -> Result<[Sample; F
     samples.try_into().map_err(|_| anyhow::anyhow!("a figure is missing"))
 }
 
-/// Number of hooks that the wrapper puts into config.json.
+/// Returns the number of hooks that the wrapper puts into config.json.
 fn hooks(share: &Contender) -> Result<usize> {
     share.create()?;
     let hooks = share.hooks();
@@ -91,7 +91,7 @@ fn hooks(share: &Contender) -> Result<usize> {
     hooks
 }
 
-/// Peak of the wrapper's resident memory in KiB, including the pages of its program.
+/// Returns the peak of the wrapper's resident memory in KiB, including the pages of its program.
 fn peak(noop: &Path, share: &Contender) -> Result<i64> {
     let create = share.create_command();
     let mut command = Command::new(noop);

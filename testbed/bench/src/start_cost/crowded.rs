@@ -1,5 +1,5 @@
-//! What the shares of a node cost its other containers: plain runc beside many regions. Each is a mount, and
-//! a new container copies all mounts of the host.
+//! Measures the cost of a node's shares to its other containers: plain runc while there are many regions. Each region
+//! is a mount, and a new container copies all mounts of the host.
 
 use anyhow::Result;
 use gpushare_inject::Region;
@@ -13,15 +13,15 @@ use crate::measure::Sample;
 use crate::quota;
 use crate::table::{Row, Table};
 
-/// Laps with each number of shares, in blocks, since a thousand mounts take a while to make.
+/// Laps with each number of shares, in blocks, because a thousand mounts take a while to make.
 const BLOCKS: usize = 5;
 const LAPS: usize = 20;
 const SHARES: [i64; 3] = [0, 100, 1000];
 
-/// Adds the rows of plain runc beside shares.
+/// Adds the rows of plain runc while there are shares.
 ///
 /// # Errors
-/// When a region cannot be made, or runc fails.
+/// If a region cannot be created, or runc fails.
 pub fn rows(table: &mut Table) -> Result<()> {
     let scratch = Scratch::new("regions");
     let state = StateFolder::open(&scratch.path().join("run"))?;
@@ -66,7 +66,7 @@ impl Regions {
             let region = Region::of(state.path(), id);
             made.0.push(region.clone());
             region.make(&Lease { id, ..Lease::new(member, &request, vec![grant]) })?;
-            // As the hook leaves it, once the container has the files.
+            // The hook leaves a region in the same state once the container has the files.
             region.leave(&key.container);
         }
         Ok(made)

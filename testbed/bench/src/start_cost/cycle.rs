@@ -1,4 +1,4 @@
-//! One container from `create` to `delete`, through any runtime that is called like runc.
+//! Runs one container from `create` to `delete`, through any runtime that is called like runc.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -21,11 +21,11 @@ use crate::measure::timed;
 pub enum Program {
     /// runc, or the wrapper in front of it.
     Ours(Runtime),
-    /// A peer's runtime, in this program's own environment, where its settings are.
+    /// A peer's runtime, with this program's own environment, which contains its settings.
     Peer {
         /// Path of the program.
         path: PathBuf,
-        /// Folder for its runtime root.
+        /// Directory for its runtime root.
         scratch: Scratch,
     },
 }
@@ -51,25 +51,25 @@ pub struct Contender {
     bundle: Bundle,
 }
 
-/// Nanoseconds that each call of a container took.
+/// Nanoseconds of each call for one container.
 #[derive(Clone, Copy, Debug)]
 pub struct Lap {
     pub create: i64,
     pub start: i64,
     pub delete: i64,
-    /// Nanoseconds of processor time, of user and kernel: the calls, their hooks and the container's init.
+    /// Processor time in nanoseconds, user and kernel: the calls, their hooks and the container's init.
     pub cpu: i64,
 }
 
 impl Lap {
-    /// Nanoseconds of all three calls; the container's program itself is not counted.
+    /// Returns the nanoseconds of all three calls, without the container's program itself.
     pub fn whole(self) -> i64 {
         self.create + self.start + self.delete
     }
 }
 
 impl Contender {
-    /// `program` with a bundle of a small image, and with `env` in the container's environment.
+    /// Combines `program` with a bundle of a small image, and with `env` in the container's environment.
     pub fn new(program: Program, env: Option<(&str, &str)>) -> Self {
         let bundle = Bundle::small().args(&["/bin/true"]);
         let bundle = match env {
@@ -79,15 +79,15 @@ impl Contender {
         Self { program, bundle }
     }
 
-    /// Runs `create`, `start` and `delete` from a config.json that is written anew, as engines do. This
-    /// process must reap orphans (`PR_SET_CHILD_SUBREAPER`), as containerd's shim does.
+    /// Runs `create`, `start` and `delete` from a freshly written config.json, as engines do. This process must reap
+    /// orphans (`PR_SET_CHILD_SUBREAPER`), as containerd's shim does.
     ///
     /// # Errors
-    /// When a call fails, with the runtime's standard error.
+    /// If a call fails, with the runtime's standard error.
     pub fn lap(&self) -> Result<Lap> {
         let lap = self.calls();
         if lap.is_err() {
-            // The first failure is reported, not that of this call.
+            // Report the first failure, not that of this call.
             let _ = self.delete(&["--force"]);
         }
         lap
@@ -103,16 +103,16 @@ impl Contender {
         Ok(Lap { create, start, delete, cpu: cpu_of_children()? - before })
     }
 
-    /// Runs `create` only, and returns its nanoseconds.
+    /// Runs only `create`, and returns its nanoseconds.
     ///
     /// # Errors
-    /// When it fails.
+    /// If it fails.
     pub fn create(&self) -> Result<i64> {
         self.bundle.write();
         self.call(&self.create_args().each_ref().map(AsRef::as_ref))
     }
 
-    /// Arguments of `create`.
+    /// Returns the arguments of `create`.
     fn create_args(&self) -> [PathBuf; 6] {
         let bundle = self.bundle.path().to_owned();
         let words = ["create".into(), "--bundle".into(), bundle, "--pid-file".into()];
@@ -120,7 +120,7 @@ impl Contender {
         [create, flag, bundle, pid_flag, self.pid_file(), self.bundle.id().into()]
     }
 
-    /// The command of `create`, not started yet, for a program that runs and watches it.
+    /// Returns the command of `create`, not started yet, for a program that runs and measures it.
     pub fn create_command(&self) -> Command {
         self.bundle.write();
         self.program.command(&self.log(), &self.create_args().each_ref().map(AsRef::as_ref))
@@ -129,7 +129,7 @@ impl Contender {
     /// Runs `delete FLAGS... ID`, and returns its nanoseconds.
     ///
     /// # Errors
-    /// When it fails.
+    /// If it fails.
     pub fn delete(&self, flags: &[&str]) -> Result<i64> {
         let words = ["delete"].iter().chain(flags).copied().chain([self.bundle.id()]);
         self.call(&words.map(OsStr::new).collect::<Vec<_>>())
@@ -138,7 +138,7 @@ impl Contender {
     /// Runs any other call with `args`, and returns its nanoseconds.
     ///
     /// # Errors
-    /// When it fails.
+    /// If it fails.
     pub fn call(&self, args: &[&OsStr]) -> Result<i64> {
         let errors = self.bundle.path().join("stderr");
         let mut command = self.program.command(&self.log(), args);
@@ -147,23 +147,23 @@ impl Contender {
             .with_context(|| format!("it said: {}", fs::read_to_string(&errors).unwrap_or_default().trim()))
     }
 
-    /// The container's id.
+    /// Returns the container's id.
     pub fn id(&self) -> &str {
         self.bundle.id()
     }
 
-    /// Number of entries in the image.
+    /// Returns the number of entries in the image.
     ///
     /// # Errors
-    /// When a folder of the image cannot be read.
+    /// If a directory of the image cannot be read.
     pub fn files_in_image(&self) -> Result<usize> {
         entries_below(&self.bundle.root())
     }
 
-    /// Number of hooks that config.json has now.
+    /// Returns the number of hooks in the current config.json.
     ///
     /// # Errors
-    /// When config.json is not JSON.
+    /// If config.json is not JSON.
     pub fn hooks(&self) -> Result<usize> {
         let config: serde_json::Value = serde_json::from_slice(&self.bundle.config_bytes())?;
         let stages = config["hooks"].as_object().into_iter().flatten();
@@ -179,7 +179,7 @@ impl Contender {
     }
 }
 
-/// Nanoseconds of processor time of all descendants that were waited for.
+/// Returns the processor time in nanoseconds of all descendants that were reaped.
 fn cpu_of_children() -> Result<i64> {
     let used = getrusage(UsageWho::RUSAGE_CHILDREN)?;
     Ok((used.user_time() + used.system_time()).num_nanoseconds())

@@ -1,4 +1,4 @@
-//! Control calls: questions about GPUs and processes, exports, and channels that are stopped.
+//! Control calls: queries about GPUs and processes, exports, and calls that stop channels.
 
 use std::collections::BTreeSet;
 
@@ -62,10 +62,10 @@ impl Manager {
             Status::INVALID_ADDRESS
         } else if Self::size_of_switches(command).is_some() {
             let status = self.call_switches(caller, command, [client, object], &mut parameters);
-            program.write(address, &parameters)?; // the reason of a refusal, too
+            program.write(address, &parameters)?; // also returns the reason for a refusal
             status
         } else if command == EXPORT_TO_FD {
-            // The descriptor is looked up by whoever serves the call.
+            // The file system has already replaced the descriptor with the number of its file.
             let file = u64::from(u32_at(&parameters, EXPORT_FD));
             self.hold(file, client, u32_at(&parameters, EXPORT_OBJECT))
         } else if command == device_ids::COMMAND {
@@ -103,7 +103,7 @@ impl Manager {
         Ok(())
     }
 
-    /// What a client says of itself, and of GPUs.
+    /// Answers queries about a client and about GPUs.
     fn tell(&self, command: u32, client: u32, parameters: &mut [u8]) -> Status {
         match command {
             child::COMMAND => {
@@ -135,7 +135,7 @@ impl Manager {
         Status::OK
     }
 
-    /// The parent or the class of one of a client's objects.
+    /// Returns the parent or the class of one of a client's objects.
     fn tell_of_object(&self, client: u32, parameters: &mut [u8]) -> Status {
         let (handle, asked) =
             (u32_at(parameters, handle_info::OBJECT), u32_at(parameters, handle_info::ASKED));
@@ -150,7 +150,7 @@ impl Manager {
         Status::OK
     }
 
-    /// Stops or starts channels, whoever they belong to, as an H200's firmware does.
+    /// Stops or starts channels of any client, as an H200's firmware does.
     fn stop(&mut self, parameters: &[u8]) -> Status {
         let list = channels::STOP;
         let word = |at| u32_at(parameters, at);

@@ -1,11 +1,11 @@
-//! Channels that run or are stopped, their slices, and who does the GPUs' work accordingly.
+//! Running and stopped channels, their slices, and the GPU work that follows from them.
 
 use std::time::{Duration, Instant};
 
 use super::Manager;
 
-/// Does a GPU's work: gets the GPU's number, a process, whether that runs, and its slice in microseconds, 0
-/// for none of its own.
+/// Steers a GPU's work: receives the GPU's number, a process, whether the process runs, and its slice in microseconds,
+/// 0 for none of its own.
 pub type Steer = Box<dyn FnMut(usize, u32, bool, u64) + Send>;
 
 pub(super) struct Steered(Steer);
@@ -16,13 +16,13 @@ impl std::fmt::Debug for Steered {
     }
 }
 
-/// When a channel ran.
+/// The run time of a channel.
 #[derive(Debug)]
 pub(super) struct Channel {
     pub(super) born: Instant,
-    /// Since when it runs; `None` while it is stopped.
+    /// Start of the current run; `None` while it is stopped.
     pub(super) since: Option<Instant>,
-    /// Time that it ran before that.
+    /// Run time before that.
     ran: Duration,
 }
 
@@ -38,14 +38,14 @@ impl Channel {
 }
 
 impl Manager {
-    /// The same, with somebody who does the GPUs' work.
+    /// Adds a function that steers the GPUs' work.
     #[must_use]
     pub fn steering(self, steer: Steer) -> Self {
         Self { steered: Some(Steered(steer)), ..self }
     }
 
-    /// Says whether the process of a client runs, and its slice: while any of its channels does, and that of
-    /// its first group.
+    /// Reports whether a client's process runs, and its slice. It runs while any of its channels does, and has the
+    /// slice of its first group.
     pub(super) fn steer(&mut self, client: u32) {
         let Some(pid) = self.clients.get(&client).map(|client| client.pid) else { return };
         let Some(steered) = &mut self.steered else { return };
@@ -71,7 +71,7 @@ impl Manager {
         self.steer(client);
     }
 
-    /// Starts a channel, or all of a group. Whether a card does so by these calls is not known.
+    /// Starts a channel, or all channels of a group. Whether a real card does so on these calls is unknown.
     pub(super) fn start_below(&mut self, client: u32, handle: u32) {
         let objects = self.clients.get(&client).into_iter().flat_map(|client| &client.objects);
         let below = objects.filter(|(at, object)| **at == handle || object.parent == handle);
@@ -89,7 +89,7 @@ impl Manager {
         self.channels.get(&(client, channel)).map(|channel| channel.since.is_some())
     }
 
-    /// The slice that was set for a channel group, in microseconds.
+    /// Returns the slice that was set for a channel group, in microseconds.
     pub fn slice(&self, client: u32, group: u32) -> Option<u64> {
         self.slices.get(&(client, group)).copied()
     }

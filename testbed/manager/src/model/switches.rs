@@ -1,4 +1,4 @@
-//! The record of context switches, which RM writes into memory of the host's for administrators.
+//! The record of context switches, which RM writes into host memory for administrators.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,28 +11,28 @@ use super::{Caller, Manager, NOT_FOUND};
 /// A context that got a GPU's compute engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Began {
-    /// Its process.
+    /// PID of its process.
     pub pid: u32,
     /// Its number.
     pub context: u32,
-    /// When, in nanoseconds of the GPU's clock.
+    /// Time, in nanoseconds of the GPU's clock.
     pub at: u64,
 }
 
-/// What a GPU's engine does.
+/// A source of the switches on the GPUs' engines.
 pub trait Engine: Send {
-    /// Who got the engine of this GPU since the last question, in order.
+    /// Lists the contexts that got this GPU's engine since the last call, in order.
     fn began(&mut self, gpu: usize) -> Vec<Began>;
 
-    /// The GPU's clock, in nanoseconds.
+    /// Returns the GPU's clock, in nanoseconds.
     fn now(&self) -> u64;
 }
 
-/// The record, and who reads it.
+/// The record and its readers.
 #[derive(Default)]
 pub(super) struct Switches {
     engine: Option<Box<dyn Engine>>,
-    /// Memory of the host's, by client and handle.
+    /// Host memory, by client and handle.
     memories: BTreeMap<(u32, u32), Vec<u8>>,
     buffers: BTreeMap<(u32, u32), Buffer>,
     holders: HashMap<usize, Holder>,
@@ -56,7 +56,7 @@ struct Buffer {
 }
 
 impl Switches {
-    /// Ends what an object was.
+    /// Removes the state of a freed object.
     pub(super) fn end(&mut self, at: (u32, u32)) {
         let _ = (self.memories.remove(&at), self.buffers.remove(&at));
     }
@@ -87,25 +87,25 @@ impl Switches {
 }
 
 impl Manager {
-    /// The same, whose GPUs' engines do this.
+    /// Records the switches of `engine`.
     #[must_use]
     pub fn recording(mut self, engine: Box<dyn Engine>) -> Self {
         self.switches.engine = Some(engine);
         self
     }
 
-    /// Whether a process has memory of the host's, which it will map.
+    /// Whether a process has host memory, which it will map.
     pub fn has_host_memory(&self, pid: u32) -> bool {
         let mut owners = self.switches.memories.keys().filter_map(|(client, _)| self.clients.get(client));
         owners.any(|client| client.pid == pid)
     }
 
-    /// Whether anybody has.
+    /// Whether any process has host memory.
     pub fn knows_host_memory(&self) -> bool {
         !self.switches.memories.is_empty()
     }
 
-    /// What stands in memory of the host's.
+    /// Returns the contents of host memory.
     pub fn host_memory(&self, client: u32, handle: u32) -> Option<&[u8]> {
         self.switches.memories.get(&(client, handle)).map(Vec::as_slice)
     }
@@ -118,8 +118,7 @@ impl Manager {
         if self.host_memory(client, handle).is_some() { Status::OK } else { NOT_FOUND }
     }
 
-    /// Writes down what has happened since the last time. RM does so every 33 ms, and only where somebody reads
-    /// it.
+    /// Records the switches since the last call. RM does so every 33 ms, and only if there is a reader.
     pub fn record_switches(&mut self) {
         for gpu in 0..self.gpus.len() {
             let switches = &mut self.switches;
@@ -128,7 +127,7 @@ impl Manager {
                 let new = Holder { pid, context };
                 let old = switches.holders.insert(gpu, new);
                 if old == Some(new) {
-                    continue; // nobody else had it meanwhile
+                    continue; // no other context had it meanwhile
                 }
                 old.into_iter().for_each(|old| switches.write(gpu, Kind::End(old), at));
                 switches.write(gpu, Kind::Start(new), at);
@@ -166,7 +165,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Sizes of the parameters of the record's calls.
+    /// Returns the size of the parameters of one of the record's calls.
     pub(super) fn size_of_switches(command: u32) -> Option<usize> {
         match command {
             bind::COMMAND => Some(bind::SIZE),
@@ -194,7 +193,7 @@ impl Manager {
                 Status::OK
             }
             bind::COMMAND => {
-                // Others get the record with noise in place of times and processes.
+                // Other users get the record with noise in place of times and processes.
                 let reason = match (switches.engine.is_some(), is_admin) {
                     (false, _) => 1u32,
                     (true, false) => 4,

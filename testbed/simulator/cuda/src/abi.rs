@@ -1,7 +1,7 @@
 //! The parameters of the C interface as Rust types, and the results of its functions.
 //!
-//! Only C callers make values of these types. They promise what CUDA's documentation asks of them: a pointer
-//! is null, or valid for what the function does with it. Everything that uses this module is safe code.
+//! Only C callers make values of these types. They guarantee the requirements in CUDA's documentation: a pointer is
+//! null, or valid for the function's use of it. Everything that uses this module is safe code.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};
@@ -107,7 +107,7 @@ impl<T> Out<T> {
     /// Writes `value` unless the caller gave null.
     pub fn set_if_given(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: not null, so the caller promised a place for a value of this type.
+            // SAFETY: not null, so the caller guarantees a place for a value of this type.
             unsafe { self.0.write_unaligned(value) }
         }
     }
@@ -122,13 +122,13 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// The value that stands there now, for parameters that are read and written.
+    /// Returns the current value, for parameters that are read and written.
     pub fn get(self) -> Result<T>
     where
         T: Copy,
     {
         self.given()?;
-        // SAFETY: not null, so the caller promised a value of this type.
+        // SAFETY: not null, so the caller guarantees a value of this type.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
@@ -143,7 +143,7 @@ impl<T> Out<T> {
         Out(self.0.cast())
     }
 
-    /// The place behind a pointer that the caller gave.
+    /// Wraps a pointer from the caller.
     pub fn from_pointer(pointer: *mut T) -> Self {
         Self(pointer)
     }
@@ -182,7 +182,7 @@ impl<T: Copy> In<T> {
             return Err(Code::INVALID_VALUE);
         }
         let element = self.0.wrapping_add(index);
-        // SAFETY: not null, so the caller promised that many values of this type.
+        // SAFETY: not null, so the caller guarantees that many values of this type.
         Ok(unsafe { element.read_unaligned() })
     }
 
@@ -201,7 +201,7 @@ impl<T: Copy> In<T> {
         self.0.addr() as u64
     }
 
-    /// Pointer to what stands at `address`, which a structure of the caller names.
+    /// Returns a pointer to the object at `address`, which is in a structure of the caller.
     pub fn from_address(address: u64) -> Self {
         Self(std::ptr::with_exposed_provenance(usize::try_from(address).unwrap_or(0)))
     }
@@ -213,18 +213,18 @@ impl In<c_char> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: not null, so the caller promised a terminated text.
+        // SAFETY: not null, so the caller guarantees a zero-terminated text.
         let text = unsafe { CStr::from_ptr(self.0) };
         Ok(text.to_string_lossy().into_owned())
     }
 }
 
-/// `length` bytes at an address that the caller promised to be valid.
+/// Reads `length` bytes at an address that the caller guarantees to be valid.
 pub fn bytes_at(address: u64, length: usize) -> Result<Vec<u8>> {
     In::<u8>::from_address(address).list(length)
 }
 
-/// Writes `text` with a zero at its end, cut to `length` bytes in all.
+/// Writes `text` with a terminating zero, truncated to `length` bytes in total.
 pub fn set_text(out: Out<u8>, length: usize, text: &str) -> Result {
     let room = length.checked_sub(1).ok_or(Code::INVALID_VALUE)?;
     out.given()?;
@@ -235,7 +235,7 @@ pub fn set_text(out: Out<u8>, length: usize, text: &str) -> Result {
     Ok(())
 }
 
-/// An object of the driver as C holds it; see `registry`.
+/// The handle of a driver object in C; see `registry`.
 pub type Handle = usize;
 /// An address in a GPU's memory, which is also its address in this process.
 pub type DevicePointer = u64;

@@ -51,7 +51,7 @@ struct Mipmapped {
 pub struct Arrays {
     arrays: Registry<Array>,
     mipmapped: Registry<Mipmapped>,
-    /// Held while level arrays are made or removed together with their mipmapped array.
+    /// Held while level arrays are added or removed together with their mipmapped array.
     change: Mutex<()>,
 }
 
@@ -119,12 +119,12 @@ impl Arrays {
         self.arrays.get(handle)
     }
 
-    /// Whether the array's memory is mapped to it after creation.
+    /// Whether the array gets its memory mapped after creation.
     pub fn is_unbacked(&self, handle: Handle) -> Result<bool> {
         Ok(self.arrays.get(handle)?.description.flags & UNBACKED != 0)
     }
 
-    /// Whether a mipmapped array's memory is mapped to it after creation.
+    /// Whether a mipmapped array gets its memory mapped after creation.
     pub fn is_unbacked_mipmapped(&self, handle: Handle) -> Result<bool> {
         let owner = self.mipmapped.get(handle)?;
         owner.levels.first().map_or(Ok(false), |level| self.is_unbacked(*level))
@@ -140,7 +140,7 @@ fn back(driver: &Driver, description: &Description, bytes: u64) -> Result<u64> {
     Ok(driver.allocate(context.ordinal, context.home, Kind::Array, bytes)?.start)
 }
 
-/// Refuses an array that the device does not take.
+/// Refuses an array that exceeds the device's limits.
 fn check_bounds(driver: &Driver, description: &Description, is_mipmapped: bool) -> Result {
     let is_bounded = driver.session.state().physics.bounds_arrays.load(Ordering::Relaxed) != 0;
     let extents = [description.width, description.height, description.depth];

@@ -15,7 +15,7 @@ use crate::work::Opaque;
 pub enum HostCall {
     /// cuLaunchHostFunc.
     Plain(extern "C" fn(Out<c_void>), Opaque),
-    /// cuStreamAddCallback: also told the stream and its status.
+    /// cuStreamAddCallback, which also receives the stream and its status.
     WithStream(extern "C" fn(Handle, u32, Out<c_void>), Handle, Opaque),
 }
 

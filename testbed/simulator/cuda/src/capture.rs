@@ -33,7 +33,7 @@ pub struct Capturing {
     depends: Vec<Handle>,
 }
 
-/// All captures under way.
+/// All active captures.
 #[derive(Default)]
 pub struct Captures {
     count: AtomicUsize,
@@ -55,7 +55,7 @@ impl Capturing {
         Ok(node)
     }
 
-    /// STREAM_CAPTURE_INVALIDATED if the capture was invalidated.
+    /// Returns STREAM_CAPTURE_INVALIDATED if the capture was invalidated.
     pub fn check(&self) -> Result {
         if self.capture.invalid.load(Ordering::Acquire) {
             Err(Code::STREAM_CAPTURE_INVALIDATED)
@@ -91,8 +91,7 @@ impl Captures {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// Invalidates the capture of a stream that a call would wait for or ask about. Returns the call's
-    /// result.
+    /// Invalidates the capture of a stream that a call would wait for or query. Returns the call's result.
     pub fn spoil(&self, stream: &Stream) -> Code {
         if let Some(capturing) = &*locked(&stream.capture) {
             capturing.invalidate();
@@ -121,8 +120,8 @@ impl Captures {
 }
 
 impl Driver {
-    /// Refuses calls that may act at once, such as cuMemAlloc, during captures that the thread's mode does
-    /// not exempt.
+    /// Refuses calls that may act at once, such as cuMemAlloc, during captures from which the thread's mode does not
+    /// exempt them.
     pub fn refuse_unsafe_while_capturing(&self) -> Result {
         if !self.captures.any() || MODE.get() == RELAXED {
             return Ok(());

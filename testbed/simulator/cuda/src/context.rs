@@ -1,7 +1,7 @@
 //! Contexts: one primary context for each GPU, any number of others, and each thread's stack of contexts.
 //!
-//! The process's first live context on a GPU takes the node's context memory, which grows as modules are loaded;
-//! its last one gives that memory back.
+//! The process's first live context on a GPU takes the node's context memory, which grows as modules are loaded; the
+//! last one releases that memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::registry::Registry;
 
 /// A context.
 pub struct Context {
-    /// Handle by which C knows it.
+    /// Its handle in C.
     pub handle: Handle,
     /// CUDA ordinal of its GPU.
     pub ordinal: i32,
@@ -32,7 +32,7 @@ pub struct Context {
     pub last: Mutex<Mark>,
     /// Whether cuCtxCreate made it. Only such a context ends by cuCtxDestroy.
     own: bool,
-    /// One for cuCtxCreate and one for each cuCtxAttach.
+    /// References: one for cuCtxCreate and one for each cuCtxAttach.
     users: AtomicU32,
     flags: AtomicU32,
     alive: AtomicBool,
@@ -83,8 +83,8 @@ impl Contexts {
     }
 }
 
-/// Takes what one more loaded module makes the contexts of a GPU grow by. The memory goes with the last context,
-/// not with the module.
+/// Takes the memory by which the contexts of a GPU grow with one more loaded module. The last context releases it, not
+/// the module.
 pub fn grow_by_module(driver: &Driver, ordinal: i32) -> Result {
     let mut on = locked(driver.contexts.on(ordinal)?);
     if on.live == 0 {

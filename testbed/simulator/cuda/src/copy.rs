@@ -1,4 +1,4 @@
-//! Copies and memsets. They really move the bytes, after a check that the process has the memory.
+//! Copies and memsets. They really move the bytes, after checking that the process has the memory.
 
 use crate::abi::{Code, DevicePointer, Handle, In, Out, Result};
 use crate::driver::{Driver, driver};
@@ -78,7 +78,7 @@ impl Shape {
     }
 }
 
-/// Writes `bytes` into device memory that was just allocated.
+/// Writes `bytes` into newly allocated device memory.
 pub fn write_bytes(start: u64, bytes: &[u8]) -> Result {
     move_bytes(start, bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64)
 }
@@ -88,7 +88,7 @@ fn move_bytes(to: u64, from: u64, length: u64) -> Result {
     let (target, source, length) = (place(to)?, place(from)?, place(length)?);
     let target: *mut u8 = std::ptr::with_exposed_provenance_mut(target);
     let source: *const u8 = std::ptr::with_exposed_provenance(source);
-    // SAFETY: device ranges were looked up; for host ranges the caller promised that many bytes.
+    // SAFETY: device ranges were looked up; for host ranges the caller guarantees that many bytes.
     unsafe { std::ptr::copy(source, target, length) };
     Ok(())
 }
@@ -191,7 +191,7 @@ struct Side3d {
     rows: usize,
 }
 
-/// CUDA_MEMCPY3D, and CUDA_MEMCPY3D_PEER, which has contexts where the other has reserved fields.
+/// CUDA_MEMCPY3D, and CUDA_MEMCPY3D_PEER, which has contexts in place of the reserved fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Copy3d {
@@ -281,8 +281,8 @@ impl Copy2d {
 const DEVICE: bool = true;
 const HOST: bool = false;
 
-/// Copies in `stream`. Without one it is a synchronous copy: a copy in the default stream that has ended when
-/// it returns.
+/// Copies in `stream`. Without a stream the copy is synchronous: a copy in the default stream that has ended on
+/// return.
 fn copy(stream: Option<Handle>, to: (u64, bool), from: (u64, bool), length: usize) -> Result {
     run(stream, Shape::flat(Side::flat(to.0, to.1), Side::flat(from.0, from.1), length))
 }

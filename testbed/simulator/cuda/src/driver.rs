@@ -1,5 +1,5 @@
-//! The driver's state in this process: the session at the node's state, the visible GPUs, and every object
-//! that C holds.
+//! The driver's state in this process: the session with the node's state, the visible GPUs, and every object with a
+//! handle in C.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -56,7 +56,7 @@ pub struct Driver {
     pub streams: Streams,
     /// Events, those of other processes included.
     pub events: Events,
-    /// Stream captures under way.
+    /// Active stream captures.
     pub captures: Captures,
     /// Graphs and executable graphs.
     pub graphs: Graphs,
@@ -64,7 +64,7 @@ pub struct Driver {
     pub graph_memory: GraphMemory,
     /// Green contexts.
     pub greens: Greens,
-    /// Memory pools, of which each GPU has a default one.
+    /// Memory pools, including a default one for each GPU.
     pub pools: Pools,
     /// Virtual memory management: reservations, allocation handles and mappings.
     pub memory: Virtual,
@@ -78,7 +78,7 @@ pub struct Driver {
     pub modules: Modules,
     /// Functions of modules and kernels of libraries.
     pub functions: Registry<Function>,
-    /// Links that cuLinkCreate began.
+    /// Links started by cuLinkCreate.
     pub links: Links,
     /// The thread that calls streams' host functions.
     pub callbacks: Callbacks,
@@ -89,7 +89,7 @@ pub struct Driver {
     pub runs_kernels: bool,
     /// Nanoseconds that one round of blocks takes.
     pub kernel_time: u64,
-    /// How the times that kernels' names promise change.
+    /// How the kernel times given by names vary.
     pub shape: Shape,
     /// Sleep at every allocation of device memory, from `GPUSHARE_SIMULATOR_ALLOCATION_NS`.
     pub delay: Duration,
@@ -99,8 +99,7 @@ static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
 static STARTING: Mutex<()> = Mutex::new(());
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Takes the lock, also after a panic in another thread: an answer is better than an abort in the client's
-/// process.
+/// Takes the lock, even after a panic in another thread: an answer is better than an abort in the client's process.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -112,14 +111,14 @@ pub fn driver() -> Result<&'static Driver> {
     unsafe { pointer.as_ref() }.ok_or(Code::NOT_INITIALIZED)
 }
 
-/// A child of an initialised process cannot use the driver; the real one refuses it too.
+/// A child of an initialised process cannot use the driver. The real one refuses it too.
 extern "C" fn after_fork_in_child() {
     if !DRIVER.swap(std::ptr::null_mut(), Ordering::AcqRel).is_null() {
         FORKED.store(true, Ordering::Release);
     }
 }
 
-/// The number in an environment variable; `None` if it is unset or no number.
+/// Returns the number in an environment variable; `None` if it is unset or not a number.
 pub fn number_of(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
@@ -206,7 +205,7 @@ impl Driver {
         self.events.forget(context.handle);
     }
 
-    /// Gives back the pools and graph memory of a GPU whose last context is gone.
+    /// Releases the pools and graph memory of a GPU whose last context is gone.
     pub fn forget_device(&self, ordinal: i32) {
         self.forget_pools(ordinal);
         self.graph_memory.forget(self, ordinal);

@@ -1,14 +1,14 @@
 //! cuGetProcAddress: looks names up by version and flags in a table of our own.
 //!
-//! The table holds addresses that the linker bound inside this library. A library that is loaded in front of
-//! this one therefore never gets its own functions back from here.
+//! The table contains addresses that the linker bound inside this library. A library that is loaded before this one
+//! therefore never gets its own functions back from here.
 
 use std::ffi::{c_char, c_void};
 
 use crate::abi::{Code, In, Out, Result};
 use crate::driver::driver;
 
-/// What a row of the table leads to.
+/// The target of a row of the table.
 #[derive(Clone, Copy)]
 pub enum Address {
     /// A function that this library defines.
@@ -33,7 +33,7 @@ mod table {
     include!(concat!(env!("OUT_DIR"), "/names.rs"));
 }
 
-/// Result of every name that is not simulated.
+/// Returns the result of every name that is not simulated.
 pub fn not_simulated() -> u32 {
     if driver().is_err() { Code::NOT_INITIALIZED.0 } else { Code::NOT_SUPPORTED.0 }
 }
@@ -47,7 +47,7 @@ impl Address {
     }
 }
 
-/// What a search for a name gives.
+/// The result of a search for a name.
 #[derive(Clone, Copy)]
 enum Found {
     Function(Address),
@@ -70,12 +70,12 @@ fn search(base: &str, version: u32, flags: u64, driver_version: u32) -> Found {
 }
 
 fn version_of_driver() -> u32 {
-    // The real driver answers before cuInit too. Without a node, answer as the oldest driver that has this
+    // The real driver answers before cuInit too. Without a node, answer like the oldest driver that has this
     // function's newer form.
     driver().map_or_else(|_| driver_version_on_disk().unwrap_or(12000), |driver| driver.cuda_version())
 }
 
-/// CUDA version of the node's driver, read from the state file without taking a slot. Read once for each
+/// Returns the CUDA version of the node's driver, read from the state file without taking a slot. Read once per
 /// process.
 pub fn driver_version_on_disk() -> Option<u32> {
     static VERSION: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();
@@ -95,7 +95,7 @@ fn named(symbol: In<c_char>, version: i32, flags: u64) -> Result<Found> {
 }
 
 exports! {
-    /// A name that is unknown or too new is an error, and the pointer stays as it was.
+    /// An unknown or too new name is an error, and the pointer stays unchanged.
     fn cuGetProcAddress(symbol: In<c_char>, out: Out<*mut c_void>, version: i32, flags: u64) {
         out.given()?;
         match named(symbol, version, flags)? {
@@ -104,7 +104,7 @@ exports! {
         }
     }
 
-    /// A name that is unknown or too new is no error: the status tells it and the pointer is null.
+    /// An unknown or too new name is not an error: the status reports it and the pointer is null.
     fn cuGetProcAddress_v2(symbol: In<c_char>, out: Out<*mut c_void>, version: i32, flags: u64, status: Out<u32>) {
         out.given()?;
         let (pointer, told) = match named(symbol, version, flags)? {

@@ -30,7 +30,7 @@ pub struct Event {
     ordinal: i32,
     flags: u32,
     moment: Mutex<Moment>,
-    /// For an event between processes: the file through which they share where it stands.
+    /// For an event between processes: the file through which they share its position.
     shared: OnceLock<SharedMark>,
 }
 
@@ -75,8 +75,8 @@ impl Event {
         }
     }
 
-    /// The file through which other processes see the event. `make` makes it from the event's handle and GPU
-    /// if there is none.
+    /// Returns the file through which other processes see the event. If there is none, `make` creates it from the
+    /// event's handle and GPU.
     pub fn shared(&self, make: impl FnOnce(Handle, i32) -> Result<SharedMark>) -> Result<&SharedMark> {
         if self.flags & INTERPROCESS == 0 {
             return Err(Code::INVALID_HANDLE);
@@ -127,8 +127,8 @@ impl Event {
             let mut tail = locked(&stream.tail);
             tail.floor = tail.floor.max(end);
         } else if ordinal != stream.context.ordinal || !moment.mark.precedes(&driver.session) {
-            // On one slicing GPU, work of one process keeps its order anyway. In all other cases the end is
-            // not known before it happens.
+            // On one slicing GPU, work of one process keeps its order anyway. In all other cases the end is unknown
+            // until it happens.
             moment.wait(gpu, &driver.session);
         }
         Ok(())
@@ -159,7 +159,7 @@ impl Event {
 }
 
 impl Driver {
-    /// Records `event` in `stream`; in a captured stream it marks a place in the graph instead.
+    /// Records `event` in `stream`. In a captured stream it marks a place in the graph instead.
     fn record_in(&self, stream: &Stream, event: &Event, external: bool) -> Result {
         if let Some(capturing) = &mut *locked(&stream.capture) {
             if external {
@@ -175,7 +175,7 @@ impl Driver {
         event.record(self, stream)
     }
 
-    /// Lets `stream` wait for `event`. An event recorded in a capture draws the stream into that capture.
+    /// Makes `stream` wait for `event`. An event recorded in a capture adds the stream to that capture.
     pub fn wait_in(&self, stream: &Stream, event: &Event) -> Result {
         let other = match &*locked(&event.moment) {
             Moment::Captured(other) => Some(other.clone()),

@@ -23,7 +23,7 @@ pub struct Graph {
     index: Arc<Mutex<HashMap<Handle, Handle>>>,
 }
 
-/// A graph made ready to launch. Its nodes stand in an order that respects the edges.
+/// A graph that is ready to launch. Its nodes are in an order that respects the edges.
 pub struct Executable {
     nodes: Mutex<Vec<Node>>,
     flags: u64,
@@ -94,7 +94,7 @@ impl Graphs {
         self.get(owner)
     }
 
-    /// The nodes of a graph in order. A child graph node holds the works that its graph has now.
+    /// Returns the nodes of a graph in order. A child graph node contains the current works of its graph.
     fn resolved(&self, graph: Handle) -> Result<Vec<Node>> {
         let mut nodes = self.get(graph)?.ordered()?;
         for node in &mut nodes {
@@ -125,8 +125,7 @@ impl Graphs {
         Ok(copy)
     }
 
-    /// The graph of a child graph node. For a launch that was captured, it is made when it is first asked
-    /// for.
+    /// Returns the graph of a child graph node. For a captured launch, the first call creates it.
     pub fn child(&self, node: Handle) -> Result<Handle> {
         let mut graph = None;
         self.change(node, |found| {
@@ -178,7 +177,7 @@ impl Graphs {
 }
 
 impl Node {
-    /// What the node does.
+    /// Returns the node's work.
     pub fn work(&mut self) -> &mut Work {
         &mut self.work
     }
@@ -210,8 +209,8 @@ fn launch(driver: &Driver, executable: Handle, stream: Handle) -> Result {
     driver.stream(stream)?.enqueue(driver, Work::Child(Arc::new(works)))
 }
 
-/// Updates an executable graph from `graph`. Returns the result (CUgraphExecUpdateResult) and the node that
-/// does not fit.
+/// Updates an executable graph from `graph`. Returns the result (CUgraphExecUpdateResult) and the node that does not
+/// match.
 fn update(executable: Handle, graph: Handle) -> Result<(u32, Handle)> {
     let driver = driver()?;
     let executable = driver.graphs.executables.get(executable)?;
@@ -230,7 +229,7 @@ fn update(executable: Handle, graph: Handle) -> Result<(u32, Handle)> {
     Ok((0, 0))
 }
 
-/// Writes a list by the protocol of two calls: the first, without a list, gets the length only.
+/// Writes a list by the protocol of two calls: the first, without a list, gets only the length.
 fn write_list(list: &[Handle], out: Out<Handle>, count: Out<usize>) -> Result {
     if out.is_null() {
         return count.set(list.len());
@@ -341,7 +340,7 @@ exports! {
         if told == 0 { Ok(()) } else { Err(UPDATE_FAILURE) }
     }
 
-    /// The result is made of the result's number, the error node, and the node before it.
+    /// The result consists of its number, the error node, and the node before it.
     fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, result: Out<[u64; 3]>) {
         let (told, wrong) = update(executable, graph)?;
         result.set_if_given([u64::from(told), wrong as u64, 0]);

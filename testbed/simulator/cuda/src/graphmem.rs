@@ -1,7 +1,7 @@
-//! Memory of graphs. An allocation node's address is fixed when the node is made; the GPU is charged when the
-//! node runs.
+//! Memory of graphs. An allocation node's address is fixed when the node is made; the GPU is charged when the node
+//! runs.
 //!
-//! Memory that was charged stays reserved for later launches until it is trimmed or the process ends.
+//! Charged memory stays reserved for later launches until it is trimmed or the process ends.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -74,7 +74,7 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// Gives back to the GPU the reserved memory that no allocation uses.
+    /// Releases to the GPU the reserved memory that no allocation uses.
     pub fn trim(&self, driver: &Driver, ordinal: i32) -> Result {
         let mut state = locked(&self.state);
         let books = state.books.entry(ordinal).or_default();
@@ -84,7 +84,7 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// Frees and gives back everything on a GPU that has no context any more.
+    /// Frees and releases everything on a GPU that no longer has a context.
     pub fn forget(&self, driver: &Driver, ordinal: i32) {
         let held = locked(&driver.heap).select(|found| found.kind == Kind::Graph && found.ordinal == ordinal);
         for allocation in &held {
@@ -114,7 +114,7 @@ exports! {
         })
     }
 
-    /// Only the two high marks can be set, and only to 0.
+    /// Only the two high-water marks can be set, and only to 0.
     fn cuDeviceSetGraphMemAttribute(ordinal: i32, number: u32, value: In<u64>) {
         let driver = driver()?;
         driver.gpu(ordinal)?;

@@ -29,9 +29,9 @@ pub struct Resource {
 const _: () = assert!(size_of::<Resource>() == 144);
 
 const CORES: u32 = 1;
-/// CU_GREEN_CTX_DEFAULT_STREAM, a flag that must be given.
+/// CU_GREEN_CTX_DEFAULT_STREAM, a required flag.
 const DEFAULT_STREAM: u32 = 1;
-/// CU_STREAM_NON_BLOCKING, a flag that must be given.
+/// CU_STREAM_NON_BLOCKING, a required flag.
 const NON_BLOCKING: u32 = 1;
 
 /// A green context, which holds a reference to the primary one.
@@ -39,14 +39,14 @@ pub struct Green {
     context: Arc<Context>,
 }
 
-/// All green contexts of the process, and the descriptions that they are made from.
+/// All green contexts of the process, and the descriptions from which they are made.
 #[derive(Default)]
 pub struct Greens {
     contexts: Registry<Green>,
     descriptions: Registry<u32>,
 }
 
-/// Fewest multiprocessors of a part, and the step to larger parts, by compute capability.
+/// Returns the fewest multiprocessors of a part, and the step to larger parts, by compute capability.
 fn parts(gpu: &Gpu) -> (u32, u32) {
     match gpushare_simulator::model::of(&gpu.model.get()).capability.0 {
         ..=6 => (1, 1),
@@ -107,8 +107,7 @@ exports! {
         out.set(of_context(&*context_of(green)?, kind)?)
     }
 
-    /// Without a list, writes the number of groups only. `rest` gets the multiprocessors that are in no
-    /// group.
+    /// Without a list, writes only the number of groups. `rest` gets the multiprocessors that are in no group.
     fn cuDevSmResourceSplitByCount (
         list: Out<Resource>, count: Out<u32>, input: In<Resource>, rest: Out<Resource>, _flags: u32, least: u32,
     ) {

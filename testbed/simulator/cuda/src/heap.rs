@@ -1,8 +1,7 @@
-//! The table of device memory: where each allocation lies, on which GPU, and how much it was charged.
+//! The table of device memory: the address, the GPU and the charge of each allocation.
 //!
-//! Each GPU has one range of addresses, reserved without memory behind it; the kernel adds pages when they
-//! are touched. The node's books (`gpushare_simulator::memory`), not this table, say how much memory a GPU
-//! has left.
+//! Each GPU has one range of addresses, reserved without memory; the kernel adds pages when they are touched. The
+//! node's books (`gpushare_simulator::memory`), not this table, determine how much memory a GPU has left.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +9,7 @@ use gpushare_simulator::memory::{LARGE, SMALL_LIMIT};
 
 use crate::abi::{Code, Handle, Result};
 
-/// What an allocation is for.
+/// The purpose of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Memory of cuMemAlloc and its like.
@@ -34,18 +33,18 @@ pub enum Kind {
 pub struct Allocation {
     /// First address.
     pub start: u64,
-    /// Bytes that were asked for.
+    /// Requested bytes.
     pub length: u64,
     /// Bytes of addresses that it occupies, which is the length rounded up.
     pub extent: u64,
-    /// Bytes charged to the GPU; 0 where the kind says who holds the charge, or for managed memory that did
-    /// not fit.
+    /// Bytes charged to the GPU. 0 if another holder has the charge, as given by the kind, or for managed memory that
+    /// did not fit.
     pub charged: u64,
     /// CUDA ordinal of its GPU.
     pub ordinal: i32,
     /// Context that it belongs to; 0 for none.
     pub context: Handle,
-    /// What it is for.
+    /// Its purpose.
     pub kind: Kind,
     /// Number of the allocation in this process, from 1.
     pub id: u64,
@@ -72,8 +71,7 @@ pub struct Heap {
 
 impl Arena {
     fn new(bytes: u64) -> Result<Self> {
-        // Four times the memory: freed pieces are reused by size, so pieces of other sizes need room beside
-        // them.
+        // Four times the memory: freed pieces are reused by size, so pieces of other sizes need additional room.
         let length = bytes.max(1 << 30).checked_mul(4).ok_or(Code::OUT_OF_MEMORY)?;
         let base = reserve(length + LARGE)?;
         let start = base.next_multiple_of(LARGE);
@@ -100,7 +98,7 @@ impl Arena {
         Ok(start)
     }
 
-    /// Joins neighbouring free pieces, and gives the last one back to the unused end of the range.
+    /// Joins neighbouring free pieces, and returns the last one to the unused end of the range.
     fn merge(&mut self) {
         let lists = std::mem::take(&mut self.free);
         let mut pieces: Vec<(u64, u64)> = lists
@@ -145,7 +143,7 @@ impl Arena {
 }
 
 impl Heap {
-    /// Finds addresses for `new` on its GPU, which has `memory` bytes in all, and adds it to the table.
+    /// Finds addresses for `new` on its GPU, which has `memory` bytes in total, and adds it to the table.
     pub fn place(&mut self, memory: u64, mut new: Allocation) -> Result<Allocation> {
         if let std::collections::hash_map::Entry::Vacant(entry) = self.arenas.entry(new.ordinal) {
             entry.insert(Arena::new(memory)?);
@@ -185,7 +183,7 @@ impl Heap {
         found.filter(|allocation| address - allocation.start < allocation.length.max(1))
     }
 
-    /// As [`find`](Self::find), to change it.
+    /// Like [`find`](Self::find), but mutable.
     pub fn find_mut(&mut self, address: u64) -> Option<&mut Allocation> {
         let found = self.live.range_mut(..=address).next_back().map(|(_, allocation)| allocation);
         found.filter(|allocation| address - allocation.start < allocation.length.max(1))
@@ -196,15 +194,15 @@ impl Heap {
         self.live.get(&start)
     }
 
-    /// Notes that the pages of the allocation at or before `address` may hold data. They are dropped when it
-    /// is freed.
+    /// Records that the pages of the allocation at or before `address` may contain data. They are dropped when it is
+    /// freed.
     pub fn touch(&mut self, address: u64) {
         if let Some((_, allocation)) = self.live.range_mut(..=address).next_back() {
             allocation.touched = true;
         }
     }
 
-    /// Notes that every allocation may hold data, because a kernel may have written anywhere.
+    /// Records that every allocation may contain data, because a kernel may have written anywhere.
     pub fn touch_all(&mut self) {
         self.all_touched = self.count;
     }
@@ -216,12 +214,12 @@ impl Heap {
 }
 
 impl Allocation {
-    /// An allocation that has no address yet.
+    /// Creates an allocation that has no address yet.
     pub fn new(ordinal: i32, context: Handle, kind: Kind, length: u64, extent: u64, charged: u64) -> Self {
         Self { start: 0, length, extent, charged, ordinal, context, kind, id: 0, touched: false }
     }
 
-    /// The allocation at an address that is already known.
+    /// Returns the allocation at an address that is already known.
     pub fn starting(self, start: u64) -> Self {
         Self { start, ..self }
     }
@@ -238,11 +236,11 @@ pub fn reserve_low(length: u64) -> Result<u32> {
     u32::try_from(reserve_at(0, length, libc::MAP_32BIT)?).map_err(|_| Code::OUT_OF_MEMORY)
 }
 
-/// Reserves like [`reserve`], below 4 GiB. The kernel looks for such a place only on x86-64: elsewhere the first
-/// one is taken where nothing is.
+/// Reserves like [`reserve`], below 4 GiB. The kernel finds such an address only on x86-64. On other machines this
+/// takes the first free one.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn reserve_low(length: u64) -> Result<u32> {
-    /// Above what programs without position-independent code take.
+    /// Above the addresses of programs without position-independent code.
     const FIRST: u64 = 256 << 20;
     /// A multiple of every page size.
     const STEP: usize = 64 << 10;
@@ -252,7 +250,7 @@ pub fn reserve_low(length: u64) -> Result<u32> {
     u32::try_from(taken.next().ok_or(Code::OUT_OF_MEMORY)?).map_err(|_| Code::OUT_OF_MEMORY)
 }
 
-/// Reserves at `place`, or with 0 at an address of the kernel's choice.
+/// Reserves at `place`, or at an address chosen by the kernel if that is 0.
 fn reserve_at(place: u64, length: u64, flags: i32) -> Result<u64> {
     let size = usize::try_from(length).map_err(|_| Code::OUT_OF_MEMORY)?;
     let place = usize::try_from(place).map_err(|_| Code::OUT_OF_MEMORY)?;
@@ -267,10 +265,10 @@ fn reserve_at(place: u64, length: u64, flags: i32) -> Result<u64> {
     }
 }
 
-/// Gives back addresses that [`reserve`] gave.
+/// Releases addresses from [`reserve`].
 pub fn unreserve(start: u64, length: u64) {
     let (Ok(address), Ok(size)) = (usize::try_from(start), usize::try_from(length)) else { return };
-    // SAFETY: the caller owns this mapping, and no allocation lies in it any more.
+    // SAFETY: the caller owns this mapping, and it no longer contains allocations.
     unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(address), size) };
 }
 

@@ -1,11 +1,11 @@
-//! Code images: the bytes that a program gives to cuModuleLoadData and its like.
+//! Code images: the bytes that a program passes to cuModuleLoadData and similar functions.
 
 use gpushare_simulator_ptx::{Fault, Global, Module, Parameter, PtxError};
 
 use crate::abi::{Code, In, Result};
 use crate::launch::Kernel;
 
-/// An image, by what can be known of its kernels.
+/// An image, classified by what is known of its kernels.
 pub enum Image {
     /// PTX that the interpreter can run.
     Program(Program),
@@ -18,12 +18,12 @@ pub enum Image {
 const ELF: [u8; 4] = *b"\x7fELF";
 const FAT: u32 = 0xba55_ed50;
 const FAT_WRAPPER: u32 = 0x4662_43b1;
-/// Longest text in bytes that is read as PTX.
+/// Longest text that is read as PTX, in bytes.
 const MOST: usize = 64 << 20;
 
 impl Image {
-    /// Reads an image from memory. PTX is a text that ends with a zero. Other images are recognised by their
-    /// first word and not looked into.
+    /// Reads an image from memory. PTX is zero-terminated text. Other images are recognised by their first word and
+    /// not parsed.
     pub fn read(data: In<u8>) -> Result<Self> {
         let head: Vec<u8> =
             (0..4).map_while(|index| data.at(index).ok().filter(|&byte| index < 1 || byte != 0)).collect();
@@ -62,7 +62,7 @@ impl Image {
         matches!(self, Self::Opaque) || self.names().iter().any(|known| known == name)
     }
 
-    /// Names of the kernels; empty where they cannot be known.
+    /// Returns the names of the kernels; empty if they are unknown.
     pub fn names(&self) -> Vec<String> {
         match self {
             Self::Program(program) => program.names(),
@@ -76,7 +76,7 @@ impl Image {
         if let Self::Program(program) = self { program.parameters(kernel) } else { None }
     }
 
-    /// Variables of the module; empty where they cannot be known.
+    /// Returns the variables of the module; empty if they are unknown.
     pub fn globals(&self) -> Vec<Global> {
         if let Self::Program(program) = self { program.0.globals() } else { Vec::new() }
     }
@@ -105,12 +105,12 @@ impl Program {
         self.0.parameters(kernel)
     }
 
-    /// Runs the kernel `name` over its whole grid. `address` says where a variable of the module lies.
+    /// Runs the kernel `name` over its whole grid. `address` returns the address of a variable of the module.
     pub fn run(&self, name: &str, kernel: &Kernel, address: &dyn Fn(&str) -> Option<u64>) -> Result {
         let Kernel { grid, block, shared, parameters, .. } = kernel;
-        // SAFETY: device memory stays mapped for the life of the process. Every CUDA program owes its driver
-        // that its kernels keep to that memory; on a real GPU the kernel would fault, and here the process
-        // does.
+        // SAFETY: device memory stays mapped for the life of the process. Every CUDA program guarantees that its
+        // kernels access only that memory. On a real GPU an invalid access faults the kernel, and here it faults the
+        // process.
         let result = unsafe { self.0.run(name, *grid, *block, *shared, parameters, address) };
         result.map_err(|error| {
             if let PtxError::Fault { fault, .. } = error { code_of(fault) } else { Code::LAUNCH_FAILED }
@@ -124,7 +124,7 @@ fn code_of(fault: Fault) -> Code {
         Fault::IllegalAddress(_) | Fault::OutsideShared(_) => Code::ILLEGAL_ADDRESS,
         Fault::MisalignedAddress(_) => Code::MISALIGNED_ADDRESS,
         Fault::Assertion => Code::ASSERT,
-        // On a real GPU such a kernel hangs until the watchdog ends it.
+        // On a real GPU such a kernel hangs until the watchdog kills it.
         Fault::StepLimit(_) | Fault::Deadlock => Code::LAUNCH_TIMEOUT,
         Fault::StackOverflow => Code::HARDWARE_STACK_ERROR,
         Fault::NoFunction(_) | Fault::NoLabel(_) => Code::INVALID_PC,

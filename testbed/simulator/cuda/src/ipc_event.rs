@@ -1,5 +1,4 @@
-//! Events between processes. A file in the node's shared folder holds the end of the work before the last
-//! record.
+//! Events between processes. A file in the node's shared directory stores the end of the work before the last record.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -37,8 +36,8 @@ pub struct SharedMark {
     handle: IpcHandle,
 }
 
-/// Length of the file in words: a mark between two equal counts. A reader that sees the counts differ has met
-/// a writer, and reads again.
+/// Length of the file in words: a mark between two equal counts. If the counts differ, a writer is active, and the
+/// reader tries again.
 const WORDS: usize = 6;
 
 impl SharedMark {
@@ -50,7 +49,7 @@ impl SharedMark {
         self.file.write_all_at(&bytes, 0).map_err(|_| Code::OPERATING_SYSTEM)
     }
 
-    /// Reads what the last record wrote; the end of no work before the first record.
+    /// Reads the mark of the last record, or the end of no work before the first record.
     pub fn read(&self) -> Result<Mark> {
         loop {
             let [before, a, b, c, d, after] = self.read_words()?;

@@ -1,4 +1,4 @@
-//! Launches: a kernel with its parameters, the time that it takes, and the length of a GPU's queue.
+//! Launches: a kernel with its parameters, its duration, and the length of a GPU's queue.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -57,9 +57,8 @@ impl Kernel {
         self.function.run(driver, self)
     }
 
-    /// How long the launch keeps the GPU busy, in nanoseconds. It is what the function's name promises.
-    /// Without such a name it is a base time for each round in which the grid fills the multiprocessors of
-    /// its context.
+    /// Returns how long the launch keeps the GPU busy, in nanoseconds. A name can give the time. Otherwise it is a
+    /// base time for each round in which the grid fills the multiprocessors of its context.
     pub fn duration(&self, driver: &Driver, gpu: &Gpu, cores: Option<u32>) -> u64 {
         if let Some(length) = self.function.length {
             return driver.shape.shaped(length);

@@ -69,7 +69,7 @@ fn set(context: &Context, limit: u32, value: usize) -> Result {
 }
 
 impl Driver {
-    /// Gives back what the limits of a dying context cost.
+    /// Releases the memory that the limits of a dying context cost.
     pub fn forget_limits(&self, context: &Context) {
         let Ok(gpu) = self.gpu(context.ordinal) else { return };
         let gone = std::mem::take(&mut *locked(&context.limits));

@@ -15,7 +15,7 @@ const PREFERRED_LOCATION: u32 = 3;
 const HOST: i32 = -1;
 
 impl Driver {
-    /// Takes managed memory out of the GPU's, as its pages are the host's from now on.
+    /// Uncharges managed memory from the GPU, because its pages belong to the host from now on.
     fn leave_to_host(&self, address: u64) -> Result {
         let mut heap = locked(&self.heap);
         let found = heap.find_mut(address).filter(|found| found.kind == Kind::Managed);
@@ -36,7 +36,7 @@ impl Driver {
         }
         let charged = match kind {
             Kind::Pool(_) | Kind::Graph | Kind::Imported | Kind::Mapped => 0,
-            // It may exceed the GPU's; the whole allocation is then left to the host's memory.
+            // It may exceed the GPU's memory. The whole allocation then stays in host memory.
             Kind::Managed => {
                 if self.take_pages(ordinal, extent)? {
                     extent
@@ -60,7 +60,7 @@ impl Driver {
         self.unshare(start);
         let gone = locked(&self.heap).remove(start)?;
         if u32::try_from(start).is_ok() {
-            // Memory below 4 GiB comes from the oldest forms and lies in no GPU's range.
+            // Memory below 4 GiB comes from the oldest forms and is outside of every GPU's range.
             unreserve(start, gone.extent.next_multiple_of(4096));
         }
         self.give_back(gone.kind, gone.ordinal, gone.charged)?;
@@ -74,8 +74,7 @@ impl Driver {
         }
     }
 
-    /// Refuses a range that lies neither in one allocation nor, by its first byte, in page-locked host
-    /// memory.
+    /// Refuses a range that is neither within one allocation nor, by its first byte, in page-locked host memory.
     pub fn check(&self, address: u64, length: u64) -> Result {
         if length == 0 {
             return Ok(());
@@ -184,7 +183,7 @@ exports! {
         Ok(())
     }
 
-    /// The oldest form tells the sizes in 32 bits.
+    /// The oldest form returns the sizes in 32 bits.
     fn cuMemGetInfo(free: Out<u32>, total: Out<u32>) {
         let (left, all) = free_and_total()?;
         free.set_if_given(u32::try_from(left).unwrap_or(u32::MAX));
@@ -230,7 +229,7 @@ exports! {
         write_attribute(number, address, out)
     }
 
-    /// An address that is unknown is no error here: its attributes are zeros.
+    /// An unknown address is not an error here: its attributes are zeros.
     fn cuPointerGetAttributes(count: u32, numbers: In<u32>, out: In<u64>, address: DevicePointer) {
         for index in 0..count as usize {
             let place = Out::<u8>::from_address(out.at(index)?);

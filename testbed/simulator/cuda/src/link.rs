@@ -1,5 +1,5 @@
-//! The driver's linker. It joins the PTX among its inputs. It cannot look into machine code and keeps it only
-//! when there is no PTX. It leaves libraries out.
+//! The driver's linker. It joins the PTX among its inputs. It cannot parse machine code and keeps it only if there is
+//! no PTX. It leaves libraries out.
 
 use std::ffi::c_char;
 use std::sync::Mutex;
@@ -17,7 +17,7 @@ const KINDS: u32 = 6;
 struct Inputs {
     /// All PTX so far, and the image once the link is complete.
     text: Vec<u8>,
-    /// The first input of machine code, used when there is no PTX.
+    /// The first input of machine code, used if there is no PTX.
     code: Vec<u8>,
 }
 
@@ -26,7 +26,7 @@ struct Linking {
     inputs: Mutex<Inputs>,
 }
 
-/// All links that were begun and not destroyed.
+/// All links that were started and not destroyed.
 #[derive(Default)]
 pub struct Links {
     registry: Registry<Linking>,
@@ -44,7 +44,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Adds PTX without the zeros at its end; `complete` adds one zero for all.
+    /// Adds PTX without its trailing zeros; `complete` adds one zero for all.
     fn join(&mut self, text: &[u8]) {
         let end = text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
         if !self.text.is_empty() {

@@ -1,8 +1,7 @@
-//! A resource manager beside the simulated node, where it has one: the folder `manager` in the node's shared
-//! folder.
+//! The resource manager of a simulated node, if it has one: the directory `manager` in the node's shared directory.
 //!
-//! What the simulated GPU charges this process for is then memory of RM's too, as with the real driver, and
-//! RM may refuse it. RM charges 64 KiB at the least, so small amounts lie in larger pieces together.
+//! Memory that the simulated GPU charges to this process is then also allocated from RM, as with the real driver, and
+//! RM may refuse it. RM charges at least 64 KiB, so small amounts are combined in larger pieces.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,34 +14,34 @@ use gpushare_supervisor::abi::{Class, Era, channels, slice};
 use crate::abi::{Code, Result};
 use crate::driver::{Driver, locked};
 
-/// Amounts that are no multiple of this, in bytes, lie in pieces of [`PIECE`].
+/// Amounts that are not a multiple of this, in bytes, come from pieces of [`PIECE`].
 const UNIT: u64 = 64 << 10;
-/// In bytes.
+/// Size of a shared piece in bytes.
 const PIECE: u64 = 2 << 20;
-/// Into how many allocations the memory of a context is divided.
+/// Number of allocations into which the memory of a context is divided.
 const OF_A_CONTEXT: u64 = 120;
 
 /// RM, as this process sees it.
 pub struct Manager {
     folder: PathBuf,
     era: &'static Era,
-    /// By index into the node's state.
+    /// Indexed like the GPUs in the node's state.
     on: Vec<Mutex<Option<OnGpu>>>,
 }
 
-/// What this process has on one GPU.
+/// This process's objects on one GPU.
 struct OnGpu {
     client: Client,
     /// Handles of its memory, by size in bytes.
     held: BTreeMap<u64, Vec<u32>>,
-    /// Bytes of small amounts.
+    /// Total bytes of small amounts.
     small: u64,
     /// The address space and the channel group of its contexts; the group's channel goes with it.
     space: Option<[u32; 2]>,
 }
 
 impl Manager {
-    /// That of the node whose shared folder is `shared`; `None` if it has none.
+    /// Returns the manager of the node with the shared directory `shared`; `None` if it has none.
     pub fn beside(shared: &Path, state: &State) -> Option<Self> {
         let folder = shared.join("manager");
         let era = state.driver.get().parse().ok().and_then(Era::for_version)?;
@@ -61,7 +60,7 @@ impl Manager {
 }
 
 impl OnGpu {
-    /// All of it or nothing.
+    /// Takes all of it or nothing.
     fn take(&mut self, bytes: u64, parts: u64) -> Option<()> {
         let (whole, small) = (bytes - bytes % UNIT, bytes % UNIT);
         let part = (whole / parts).next_multiple_of(UNIT);
@@ -87,7 +86,7 @@ impl OnGpu {
     fn give(&mut self, bytes: u64) {
         let before = self.small.div_ceil(PIECE);
         let small = bytes % UNIT;
-        // An amount that was taken in parts may be given back in others.
+        // An amount that was taken in parts may be released in others.
         let borrows = small > self.small;
         self.small = if borrows { self.small + UNIT - small } else { self.small - small };
         let whole = bytes - small + if borrows { UNIT } else { 0 };
@@ -104,7 +103,7 @@ impl OnGpu {
         Some(())
     }
 
-    /// Frees so many bytes, in one piece where there is one of this size.
+    /// Frees this many bytes, in one piece if there is one of this size.
     fn remove(&mut self, mut bytes: u64) {
         while bytes > 0 {
             let exact = self.held.contains_key(&bytes).then_some(bytes);
@@ -156,8 +155,7 @@ impl OnGpu {
         taken
     }
 
-    /// Makes the channel of a group and lets it run, in turns of the length that the driver's library asks
-    /// for.
+    /// Makes the channel of a group and runs it, in turns of the length that the driver's library requests.
     fn begin(&self, group: u32, era: &Era) -> Option<()> {
         const CHANNEL: Class = Class(0xc86f);
         const MICROSECONDS: u64 = 2_048;
@@ -180,12 +178,12 @@ impl Driver {
         index.copied().ok_or(Code::INVALID_DEVICE)
     }
 
-    /// Takes memory of a GPU for this process; false if there is not so much.
+    /// Takes memory of a GPU for this process; false if there is not enough.
     pub fn take(&self, ordinal: i32, bytes: u64) -> Result<bool> {
         self.take_by(ordinal, bytes, |on, _| on.take(bytes, 1))
     }
 
-    /// As [`Driver::take`], for the first context on a GPU.
+    /// Like [`Driver::take`], for the first context on a GPU.
     pub fn take_for_context(&self, ordinal: i32, bytes: u64) -> Result<bool> {
         self.take_by(ordinal, bytes, |on, era| on.open_context(bytes, era))
     }
@@ -208,19 +206,19 @@ impl Driver {
         Ok(taken)
     }
 
-    /// Takes memory of a GPU for the pages of managed memory, which the resource manager does not know of.
-    /// Returns whether there is as much.
+    /// Takes memory of a GPU for the pages of managed memory, which the resource manager does not know. Returns
+    /// whether there is enough.
     pub fn take_pages(&self, ordinal: i32, bytes: u64) -> Result<bool> {
         Ok(self.gpu(ordinal)?.take(&self.session, bytes))
     }
 
-    /// Gives such memory back.
+    /// Releases such memory.
     pub fn give_pages(&self, ordinal: i32, bytes: u64) -> Result {
         self.gpu(ordinal)?.give(&self.session, bytes);
         Ok(())
     }
 
-    /// Gives memory of a GPU back.
+    /// Releases memory of a GPU.
     pub fn give(&self, ordinal: i32, bytes: u64) -> Result {
         let (gpu, index) = (self.gpu(ordinal)?, self.index(ordinal)?);
         if let Some(manager) = self.manager.as_ref().filter(|_| bytes > 0) {
@@ -233,12 +231,12 @@ impl Driver {
         Ok(())
     }
 
-    /// As [`Driver::give`], where nothing else can be done about an error.
+    /// Like [`Driver::give`], for callers that cannot handle an error.
     pub fn give_up(&self, ordinal: i32, bytes: u64) {
         let _ = self.give(ordinal, bytes);
     }
 
-    /// Gives back what the last context on a GPU had.
+    /// Releases the memory of the last context on a GPU.
     pub fn give_contexts(&self, ordinal: i32, bytes: u64) -> Result {
         if let Some(manager) = &self.manager {
             let _ = manager.with(self.index(ordinal)?, |on| {

@@ -1,8 +1,8 @@
 //! Modules, libraries, kernels and functions.
 //!
-//! An image of PTX that the interpreter can read gives kernels that really run. Any other image (a cubin, a
-//! fat binary, other PTX) gives functions that only take time, as stderr says once. If its names cannot be
-//! known, any name is a function.
+//! An image of PTX that the interpreter can read gives kernels that really run. Any other image (a cubin, a fat
+//! binary, other PTX) gives functions that only take time, as stderr reports once. If its names are unknown, any name
+//! is a function.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, c_char};
@@ -18,24 +18,24 @@ use crate::image::Image;
 use crate::launch::Kernel;
 use crate::registry::Registry;
 
-/// What the old launch functions (cuFuncSetBlockShape and others) set before a launch.
+/// Settings from the old launch functions (cuFuncSetBlockShape and others).
 #[derive(Clone)]
 pub struct OldLaunch {
     /// Number of threads of a block in three dimensions.
     pub block: [u32; 3],
     /// Shared memory, bytes.
     pub shared: u32,
-    /// Parameters as cuParamSetv and its like wrote them, at most 4096 bytes.
+    /// Parameters written by cuParamSetv and similar functions, at most 4096 bytes.
     pub parameters: Vec<u8>,
 }
 
 /// A function of a module, or a kernel of a library.
 pub struct Function {
-    /// Nanoseconds that a launch takes, if the name promises them.
+    /// Nanoseconds that a launch takes, if the name gives them.
     pub length: Option<u64>,
     /// Nanoseconds that one round of blocks takes otherwise.
     pub base: u64,
-    /// Layout of the parameters, if the image tells it.
+    /// Layout of the parameters, if the image describes it.
     pub parameters: Option<Vec<Parameter>>,
     /// Settings for the old launch functions.
     pub old: Mutex<OldLaunch>,
@@ -61,9 +61,9 @@ pub struct Modules {
 }
 
 impl Function {
-    /// Runs the kernel's program, if its image has one, kernels are to run and the name promises no time.
+    /// Runs the kernel's program, if its image has one, kernels are enabled and the name gives no time.
     pub fn run(&self, driver: &Driver, kernel: &Kernel) -> Result {
-        // A kernel whose name promises a time is a stand-in for work: its result does not matter.
+        // A kernel whose name gives a time is a stand-in for work: its result does not matter.
         if !driver.runs_kernels || self.length.is_some() {
             return Ok(());
         }
@@ -79,8 +79,8 @@ impl Function {
 }
 
 impl Function {
-    /// Says on stderr that the kernel computed nothing, once for each name: its results would be taken for
-    /// computed.
+    /// Reports on stderr, once for each name, that the kernel computed nothing. Its results could otherwise pass for
+    /// computed ones.
     fn tell_that_it_was_not_run(&self) {
         static TOLD: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
         let mut told = locked(&TOLD);
@@ -94,10 +94,10 @@ impl Function {
     }
 }
 
-/// Of how many kernels a process tells that they were not run.
+/// Most kernels for which a process reports that they were not run.
 const MOST_TOLD: usize = 100;
 
-/// Nanoseconds that a name promises, as in `…_20us`, `…_5ms` or `…_100ns`, also inside a mangled name.
+/// Returns the nanoseconds given in a name, as in `…_20us`, `…_5ms` or `…_100ns`, also inside a mangled name.
 fn length_of(name: &str) -> Option<u64> {
     let mut found = None;
     for part in name.split('_').skip(1) {

@@ -1,8 +1,8 @@
-//! Whether this process is a client of MPS, and what follows from it.
+//! Detects whether this process is a client of MPS, and applies the consequences.
 //!
-//! The server itself is not simulated: all processes share the simulated GPU's clock. A client finds the
-//! control daemon as the driver does, may have a context whatever the GPU's compute mode is, and sees as many
-//! multiprocessors as its thread percentage gives.
+//! The server itself is not simulated: all processes share the simulated GPU's clock. A client finds the control
+//! daemon as the driver does, may have a context whatever the GPU's compute mode is, and sees the multiprocessors of
+//! its thread percentage.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -25,13 +25,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// This process as a client, if a daemon listens in the pipe folder that the environment names.
+    /// Returns this process as a client, if a daemon listens in the pipe directory that the environment names.
     pub fn of_environment() -> Option<Self> {
         let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map(PathBuf::from);
         let control = folder.unwrap_or_else(|| PathBuf::from("/tmp/nvidia-mps")).join("control");
         let address = UnixAddr::new(&control).ok()?;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).ok()?;
-        // Closed at once: the daemon would wait for what its own clients say.
+        // Close it at once: the daemon would wait for messages from its own clients.
         connect(socket.as_raw_fd(), &address).ok()?;
         let percent =
             std::env::var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").ok().and_then(|text| text.parse().ok());
@@ -42,7 +42,7 @@ impl Client {
         })
     }
 
-    /// As many of the GPU's multiprocessors as the client may use, rounded up, as the MPS guide says.
+    /// Returns how many of the GPU's multiprocessors the client may use, rounded up, as in the MPS guide.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -53,7 +53,7 @@ impl Client {
     }
 }
 
-/// Whether the GPU's compute mode lets a process have a context.
+/// Whether the GPU's compute mode allows a process a context.
 pub fn admit(client: Option<Client>, gpu: &Gpu, own: usize) -> Result {
     let others =
         || gpu.bytes.iter().enumerate().any(|(slot, bytes)| slot != own && bytes.load(Ordering::Relaxed) > 0);

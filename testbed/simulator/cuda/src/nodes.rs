@@ -61,7 +61,7 @@ pub struct AllocateNode {
     start: DevicePointer,
 }
 
-/// A copy in CUgraphNodeParams: flags, padding and context stand before it.
+/// A copy in CUgraphNodeParams: flags, padding and context precede it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CopyNode {
@@ -113,7 +113,7 @@ fn copy_work(copy: In<Copy3d>) -> Result<Work> {
     Ok(Work::Copy(copy.get()?.shape(driver()?)?))
 }
 
-/// An allocation node's work. Its address is fixed now; its memory is taken at each launch.
+/// Returns an allocation node's work. Its address is fixed now; each launch takes its memory.
 fn allocate_work(parameters: Out<AllocateNode>) -> Result<Work> {
     let driver = driver()?;
     let mut wanted = parameters.get()?;
@@ -125,7 +125,7 @@ fn allocate_work(parameters: Out<AllocateNode>) -> Result<Work> {
     Ok(Work::Allocate(wanted.start))
 }
 
-/// Parameters of an allocation node that was made, with its address.
+/// Returns the parameters of an existing allocation node, with its address.
 fn allocation_of(node: Handle) -> Result<AllocateNode> {
     let driver = driver()?;
     let mut start = None;

@@ -1,7 +1,7 @@
-//! Stream-ordered memory: pools that reserve memory in chunks and hand out pieces of it.
+//! Stream-ordered memory: pools that reserve memory in chunks and allocate pieces of it.
 //!
-//! The GPU is charged for what a pool has reserved. A pool gives back what exceeds its release threshold when
-//! the program waits for a stream, an event or a context, or trims the pool.
+//! The GPU is charged for a pool's reserved memory. A pool releases the excess over its release threshold when the
+//! program waits for a stream, an event or a context, or trims the pool.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::registry::Registry;
 use crate::stream::Stream;
 use crate::work::Work;
 
-/// Bytes that a pool reserves at least at a time, if the GPU has them.
+/// Minimum bytes that a pool reserves at a time, if the GPU has them.
 const CHUNK: u64 = 32 << 20;
 /// CU_MEM_ALLOCATION_TYPE_MANAGED.
 const MANAGED: u32 = 2;
@@ -145,7 +145,7 @@ impl Pools {
 }
 
 impl Driver {
-    /// Makes the pools of a GPU give back what exceeds their thresholds.
+    /// Makes the pools of a GPU release the memory above their thresholds.
     pub fn settle_pools(&self, ordinal: i32) {
         for pool in self.pools.registry.all().iter().filter(|pool| pool.ordinal == ordinal) {
             let threshold = locked(&pool.books).threshold;
@@ -180,7 +180,7 @@ impl Driver {
         }
     }
 
-    /// Frees all allocations from a GPU's pools, because the GPU has no context any more.
+    /// Frees all allocations from a GPU's pools, because the GPU no longer has a context.
     pub fn forget_pools(&self, ordinal: i32) {
         for pool in self.pools.registry.all().iter().filter(|pool| pool.ordinal == ordinal) {
             let held = locked(&self.heap).select(|allocation| allocation.kind == Kind::Pool(pool.handle));

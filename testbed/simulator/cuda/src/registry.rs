@@ -1,4 +1,4 @@
-//! Tables of the objects that C holds by handle. A handle without an object is an error, never a crash.
+//! Tables of the objects with handles in C. A handle without an object is an error, never a crash.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ impl<T> Registry<T> {
         self.add_with(|_| object)
     }
 
-    /// Adds the object that `make` makes from its handle, and returns the handle.
+    /// Adds the object that `make` creates from its handle, and returns the handle.
     pub fn add_with(&self, make: impl FnOnce(Handle) -> T) -> Handle {
         let handle = new_handle();
         self.write().insert(handle, Arc::new(make(handle)));
@@ -54,12 +54,12 @@ impl<T> Registry<T> {
         self.write().retain(|_, object| !gone(object));
     }
 
-    /// All objects, in no order.
+    /// Returns all objects, in no particular order.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.objects.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// Handle of some object for which `wanted` holds.
+    /// Returns the handle of some object for which `wanted` holds.
     pub fn find(&self, wanted: impl Fn(&T) -> bool) -> Option<Handle> {
         let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
         objects.iter().find(|(_, object)| wanted(object)).map(|(handle, _)| *handle)

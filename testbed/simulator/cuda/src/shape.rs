@@ -1,10 +1,10 @@
-//! Changes the time of kernels while a program runs, as `GPUSHARE_SIMULATOR_KERNEL_SHAPE` says.
+//! Varies the time of kernels while a program runs, according to `GPUSHARE_SIMULATOR_KERNEL_SHAPE`.
 //!
-//! The variable holds terms joined by `+`. At a kernel's launch, each term multiplies the time that the
-//! kernel's name promises. `sine:0.8:700ms` multiplies by 0.2 to 1.8, in waves of 700 ms.
-//! `steps:1,4,0.5:1500ms` multiplies by each of the numbers in turn, for 1.5 s each. `jitter:0.1` multiplies
-//! by a random number from 0.9 to 1.1. Waves and steps follow the device clock, so they are the same in all
-//! processes. The random numbers are drawn from `GPUSHARE_SIMULATOR_SEED`, or else from the pid.
+//! The variable contains terms joined by `+`. At a kernel's launch, each term multiplies the time given in the
+//! kernel's name. `sine:0.8:700ms` multiplies by 0.2 to 1.8, in waves of 700 ms. `steps:1,4,0.5:1500ms` multiplies by
+//! each of the numbers in turn, for 1.5 s each. `jitter:0.1` multiplies by a random number from 0.9 to 1.1. Waves and
+//! steps follow the device clock, so they are the same in all processes. The random numbers are seeded with
+//! `GPUSHARE_SIMULATOR_SEED`, or with the pid if that is not set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -71,23 +71,23 @@ impl Term {
 }
 
 impl Shape {
-    /// Reads the terms; `None` if one of them cannot be read.
+    /// Parses the terms; `None` if one of them is invalid.
     fn parse(text: &str, seed: u64) -> Option<Self> {
         let terms = text.split('+').map(Term::parse).collect::<Option<_>>()?;
         Some(Self { terms, seed, drawn: AtomicU64::new(0) })
     }
 
-    /// The shape that the environment asks for. Without the variable, times stay as they are.
+    /// Reads the shape from the environment. Without the variable, times stay unchanged.
     ///
     /// # Errors
-    /// The variable's text, when it cannot be read.
+    /// The variable's text, if it is invalid.
     pub fn of_environment() -> Result<Self, String> {
         let Ok(text) = std::env::var(VARIABLE) else { return Ok(Self::default()) };
         let seed = crate::driver::number_of("GPUSHARE_SIMULATOR_SEED");
         Self::parse(&text, seed.unwrap_or_else(|| std::process::id().into())).ok_or(text)
     }
 
-    /// Nanoseconds that a kernel of `length` nanoseconds takes if it is launched now.
+    /// Returns the nanoseconds that a kernel of `length` nanoseconds takes if it is launched now.
     pub fn shaped(&self, length: u64) -> u64 {
         if self.terms.is_empty() { length } else { self.shaped_at(length, clock::now()) }
     }

@@ -1,7 +1,7 @@
 //! Memory shared between processes through IPC handles, and memory imported from other interfaces.
 //!
-//! An exported allocation moves to a file in the node's shared folder, which its owner and every importer
-//! map. Only the owner is charged.
+//! An exported allocation moves to a file in the node's shared directory, which its owner and every importer map. Only
+//! the owner is charged.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
@@ -93,8 +93,8 @@ fn export(driver: &Driver, start: u64) -> Result<IpcHandle> {
     Ok(handle)
 }
 
-/// Maps `length` bytes of `file` at new addresses. The memory starts `inner` bytes into them; returns that
-/// address.
+/// Maps `length` bytes of `file` at new addresses, and returns the address of the memory, which starts `inner` bytes
+/// into them.
 fn show(driver: &Driver, file: &File, length: u64, offset: u64, inner: u64, ordinal: i32) -> Result<u64> {
     let whole = length.next_multiple_of(PAGE);
     let base = reserve(whole + LARGE)?;
@@ -169,7 +169,7 @@ exports! {
         driver()?.close_import(start)
     }
 
-    /// Imports memory that another interface made. No process is charged for it here.
+    /// Imports memory from another interface. No process is charged for it here.
     fn cuImportExternalMemory(out: Out<Handle>, description: In<ExternalDescription>) {
         out.given()?;
         let driver = driver()?;
@@ -180,7 +180,7 @@ exports! {
         if wanted.descriptor < 0 || wanted.length == 0 {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: CUDA's documentation says of this type that the caller gives its descriptor to the driver.
+        // SAFETY: by CUDA's documentation of this type, the caller transfers its descriptor to the driver.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(wanted.descriptor) });
         out.set(driver.sharing.external.add(External { file, length: wanted.length }))
     }

@@ -1,7 +1,6 @@
-//! Memory of arrays that have none of their own: allocation handles mapped to pieces of sparse and deferred
-//! arrays.
+//! Memory of arrays that have none of their own: allocation handles mapped to pieces of sparse and deferred arrays.
 //!
-//! A mapping keeps its memory charged, as a mapping to addresses does. The bytes are not shown: only textures
+//! A mapping keeps its memory charged, as a mapping to addresses does. The bytes are not accessible: only textures
 //! could read a sparse array, and they are not simulated.
 
 use std::collections::HashMap;
@@ -37,7 +36,7 @@ const UNMAP: u32 = 2;
 
 type Key = (Handle, u32, [u64; 4]);
 
-/// The memory that is mapped to pieces of all arrays.
+/// The memory mapped to pieces of all arrays.
 #[derive(Default)]
 pub struct Sparse {
     pieces: Mutex<HashMap<Key, Handle>>,
@@ -72,7 +71,7 @@ impl Sparse {
             UNMAP => pieces.remove(&key),
             _ => return Err(Code::INVALID_VALUE),
         };
-        // Either operation ends the mapping that was there before.
+        // Either operation ends the previous mapping.
         before.map_or(Ok(()), |memory| driver.memory.let_go(driver, memory))
     }
 }

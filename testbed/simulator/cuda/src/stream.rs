@@ -18,7 +18,7 @@ use crate::driver::{Driver, driver, locked};
 use crate::registry::{Registry, new_handle};
 use crate::work::{Opaque, Work};
 
-/// The end of what is queued in a stream.
+/// The end of a stream's queued work.
 #[derive(Clone, Copy, Default)]
 pub struct Tail {
     /// End of the last work on the stream's own GPU.
@@ -29,7 +29,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// When all work has ended, if that is known before it has run.
+    /// Returns when all work has ended, if that is known before it has run.
     pub fn end(&self, gpu: &Gpu) -> Option<u64> {
         Some(self.mark.end(gpu)?.max(self.floor))
     }
@@ -51,17 +51,17 @@ impl Tail {
 
 /// A stream.
 pub struct Stream {
-    /// Handle by which C knows it.
+    /// Its handle in C.
     pub handle: Handle,
     /// Context in which its work runs.
     pub context: Arc<Context>,
     /// Whether it is the context's legacy default stream, which may not be captured.
     pub legacy: bool,
-    /// End of the work that is queued in it.
+    /// End of its queued work.
     pub tail: Mutex<Tail>,
     /// Its host functions that have not returned.
     pub pending: Arc<Pending>,
-    /// Whether `capture` holds something. It is an atomic because every launch reads it.
+    /// Whether `capture` is set. It is an atomic because every launch reads it.
     pub captured: AtomicBool,
     /// The capture in which it takes part.
     pub capture: Mutex<Option<Capturing>>,

@@ -1,8 +1,7 @@
 //! Virtual memory management: reserved addresses, allocation handles, and mappings of handles to addresses.
 //!
-//! A handle's memory is a file without a name. Every mapping of it therefore shows the same bytes, also in
-//! another process that imported it. The GPU is charged until the last reference and the last mapping are
-//! gone.
+//! A handle's memory is a file without a name. Every mapping of it therefore shows the same bytes, even in another
+//! process that imported it. The GPU is charged until the last reference and the last mapping are gone.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,7 +28,7 @@ pub struct Properties {
     flags: [u8; 8],
 }
 
-/// Memory that a handle names.
+/// Memory behind a handle.
 struct Physical {
     file: File,
     length: u64,
@@ -81,14 +80,14 @@ fn new_file(length: u64) -> Result<File> {
     Ok(file)
 }
 
-/// Maps `length` bytes of `file` at `start`, in place of what is mapped there now.
+/// Maps `length` bytes of `file` at `start`, replacing the current mapping.
 pub fn map_file(file: &File, start: u64, length: u64, offset: u64) -> Result {
     let convert = |value: u64| usize::try_from(value).map_err(|_| Code::INVALID_VALUE);
     let (address, size) = (convert(start)?, convert(length)?);
     let offset = libc::off_t::try_from(offset).map_err(|_| Code::INVALID_VALUE)?;
     let place = std::ptr::with_exposed_provenance_mut(address);
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-    // SAFETY: the range lies in addresses that this process reserved and gave out for this use.
+    // SAFETY: this process reserved the range and assigned it to this use.
     let got = unsafe { libc::mmap(place, size, access, kind, file.as_raw_fd(), offset) };
     if got == libc::MAP_FAILED { Err(Code::MAP_FAILED) } else { Ok(()) }
 }
@@ -103,7 +102,7 @@ pub fn unmap_file(start: u64, length: u64) {
 }
 
 impl Virtual {
-    /// Removes the memory and gives its charge back, if no reference and no mapping is left.
+    /// Removes the memory and releases its charge, if no reference and no mapping is left.
     fn settle(&self, driver: &Driver, handle: Handle) -> Result {
         let physical = self.handles.get(handle)?;
         if *locked(&physical.uses) == (0, 0) {
@@ -168,7 +167,7 @@ impl Virtual {
         Ok(self.handles.add(Physical { file, length, charged: 0, properties, uses, multicast }))
     }
 
-    /// Calls `act` with the multicast object of a handle; INVALID_VALUE if it is none.
+    /// Calls `act` with the multicast object of a handle; INVALID_VALUE if it is not one.
     pub fn with_multicast(&self, handle: Handle, act: impl FnOnce(&Multicast) -> Result) -> Result {
         act(self.live(handle)?.multicast.as_ref().ok_or(Code::INVALID_VALUE)?)
     }
@@ -307,7 +306,7 @@ exports! {
         unmap(driver()?, start, length as u64)
     }
 
-    /// Every mapping can be read and written from the start, so access rights are not kept.
+    /// Every mapping can be read and written from the start, so access rights are not stored.
     fn cuMemSetAccess(start: DevicePointer, _length: usize, _access: In<u8>, _count: usize) {
         driver()?.memory.mapping_of(start).map(|_| ())
     }
@@ -339,7 +338,7 @@ exports! {
             return Err(Code::NOT_SUPPORTED);
         }
         let number = i32::try_from(descriptor).map_err(|_| Code::INVALID_VALUE)?;
-        // SAFETY: the caller names an open descriptor, which the caller keeps.
+        // SAFETY: the caller passes an open descriptor, which it keeps.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
         let file = File::from(borrowed.try_clone_to_owned().map_err(|_| Code::INVALID_VALUE)?);
         let length = file.metadata().map_err(|_| Code::INVALID_VALUE)?.len();

@@ -98,7 +98,7 @@ impl Driver {
     }
 }
 
-/// A pointer of the host program, which this driver never reads through.
+/// A pointer from the host program, which this driver never dereferences.
 #[derive(Clone, Copy)]
 pub struct Opaque(usize);
 
@@ -108,7 +108,7 @@ impl Opaque {
         Self(pointer.expose_provenance())
     }
 
-    /// The pointer as it was given.
+    /// Returns the original pointer.
     pub fn pointer(self) -> *mut c_void {
         std::ptr::with_exposed_provenance_mut(self.0)
     }

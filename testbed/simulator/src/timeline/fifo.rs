@@ -1,7 +1,7 @@
 //! A GPU that works in the order of submission, so that an end is known at submission.
 //!
-//! The work of a killed process is cut out, and the work behind it moves forward. An [`End`] keeps the number
-//! of cuts made before it, and applies the later ones when it is asked for its moment.
+//! The work of a killed process is cut out, and the work after it moves forward. An [`End`] keeps the number of cuts
+//! made before it, and applies the later ones when its moment is computed.
 
 use std::sync::atomic::Ordering;
 
@@ -82,7 +82,7 @@ pub fn cancel(gpu: &Gpu, dead: Owner) {
 }
 
 impl End {
-    /// The moment of the end, on the time line with all its cuts, in nanoseconds of the device clock.
+    /// Returns the moment of the end, on the time line with all its cuts, in nanoseconds of the device clock.
     pub fn time(&self, gpu: &Gpu) -> u64 {
         let cuts = gpu.cut_count.load(Ordering::Acquire);
         if cuts == self.cuts {
@@ -101,7 +101,7 @@ impl End {
     /// Whether the end has come.
     pub fn passed(&self, gpu: &Gpu) -> bool {
         let now = clock::now();
-        // Cuts only make an end earlier, so an end that has passed needs no look at them.
+        // Cuts only make an end earlier, so an end that has passed does not need them.
         self.time <= now || self.time(gpu) <= now
     }
 }

@@ -1,4 +1,4 @@
-//! The ring of runs: what a GPU has done and, in the order of submission, what it will do.
+//! The ring of runs: a GPU's past work and, in the order of submission, its planned work.
 
 use std::sync::atomic::Ordering;
 
@@ -10,17 +10,17 @@ const JOIN: u64 = 1_000_000;
 /// Gaps up to this length between runs are joined, nanoseconds.
 const GAP: u64 = 100_000;
 
-/// The run with number `index`, counted from the GPU's first.
+/// Returns the run with number `index`, counted from the GPU's first.
 pub fn run(gpu: &Gpu, index: u64) -> &Run {
     &gpu.runs[usize::try_from(index).unwrap_or(0) % RUNS]
 }
 
-/// The process whose run it is.
+/// Returns the process to which the run belongs.
 pub fn owner(run: &Run) -> Owner {
     Owner { slot: run.slot.load(Ordering::Relaxed), generation: run.generation.load(Ordering::Relaxed) }
 }
 
-/// Number of the newest run, if the work of `owned` from `start` to `end` can be added to it.
+/// Returns the number of the newest run, if the work of `owned` from `start` to `end` can be added to it.
 pub fn extensible(gpu: &Gpu, owned: Owner, start: u64, end: u64) -> Option<u64> {
     let index = gpu.run_count.load(Ordering::Relaxed).checked_sub(1)?;
     let last = run(gpu, index);
@@ -29,14 +29,14 @@ pub fn extensible(gpu: &Gpu, owned: Owner, start: u64, end: u64) -> Option<u64> 
     (owner(last) == owned && near && short).then_some(index)
 }
 
-/// The newest runs that satisfy `wanted`, newest first, up to the first that does not.
+/// Lists the newest runs that satisfy `wanted`, newest first, up to the first that does not.
 pub fn newest(gpu: &Gpu, wanted: impl Fn(&Run) -> bool) -> Vec<&Run> {
     let count = gpu.run_count.load(Ordering::Acquire);
     let oldest = count.saturating_sub(RUNS as u64);
     (oldest..count).rev().map(|index| run(gpu, index)).take_while(|run| wanted(run)).collect()
 }
 
-/// `busy` * `part` / `whole`; 0 if `whole` is 0.
+/// Returns `busy` * `part` / `whole`; 0 if `whole` is 0.
 pub fn share(busy: u64, part: u64, whole: u64) -> u64 {
     let product = u128::from(busy) * u128::from(part);
     product.checked_div(u128::from(whole)).and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0)

@@ -1,7 +1,7 @@
 //! A GPU that slices: processes with work take turns, and a kernel is cut where its turn ends.
 //!
-//! A process's work is a line of nanoseconds of GPU time, in the order of submission. Whenever a process
-//! asks, the GPU's progress since the last time is computed and written down. No end is known at submission.
+//! A process's work is a line of nanoseconds of GPU time, in the order of submission. Each query by a process computes
+//! and records the GPU's progress since the last one. No end is known at submission.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::state::{Gpu, Line, SLOTS, STAMPS, Stamp};
 /// A place on a process's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The process whose line it is.
+    /// The process that owns the line.
     pub owner: Owner,
     /// Nanoseconds of GPU time from the line's begin.
     pub position: u64,
@@ -25,7 +25,7 @@ pub struct Place {
 /// Moment that the GPU stamps, in nanoseconds of the device clock; 0 until the GPU has reached its place.
 pub type Moment = Arc<AtomicU64>;
 
-/// The moments that this process has asked one GPU for and has not read yet, in the order of its line.
+/// The moments that this process has requested from one GPU and has not read yet, in the order of its line.
 #[derive(Default)]
 pub struct Asked(Mutex<VecDeque<Moment>>);
 
@@ -42,12 +42,12 @@ impl Line {
         self.queued.load(Ordering::Acquire).saturating_sub(self.ran.load(Ordering::Acquire))
     }
 
-    /// Whether it has work, and may do it.
+    /// Whether it has work and is not stopped.
     fn is_ready(&self) -> bool {
         self.left() > 0 && self.stopped.load(Ordering::Acquire) == 0
     }
 
-    /// Is the line of a slot's next owner, if it is not yet.
+    /// Assigns the line to a slot's next owner, unless that has happened already.
     fn belong_to(&self, generation: u32) {
         if self.generation.load(Ordering::Relaxed) != generation {
             self.drop_rest();
@@ -57,7 +57,7 @@ impl Line {
         }
     }
 
-    /// Drops the work that has not run, and the stamps that were not given.
+    /// Drops the work that has not run, and the stamps that were not written.
     fn drop_rest(&self) {
         self.queued.store(self.ran.load(Ordering::Relaxed), Ordering::Relaxed);
         self.asked.store(self.given.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -118,11 +118,11 @@ struct Turn {
     slot: u32,
     /// When the GPU has switched to the process.
     begin: u64,
-    /// When the turn ends at the latest.
+    /// The latest end of the turn.
     end: u64,
 }
 
-/// The turn at `time`: the current one, or a new one for the next process with work.
+/// Returns the turn at `time`: the current one, or a new one for the next process with work.
 fn turn(gpu: &Gpu, used: usize, time: u64) -> Option<Turn> {
     let turns = &gpu.turns;
     let (holder, end) = (turns.holder.load(Ordering::Relaxed), turns.end.load(Ordering::Relaxed));
@@ -136,7 +136,7 @@ fn turn(gpu: &Gpu, used: usize, time: u64) -> Option<Turn> {
     Some(Turn { slot, begin, end: begin.saturating_add(slice(gpu, slot)) })
 }
 
-/// The length of a process's turns in nanoseconds.
+/// Returns the length of a process's turns in nanoseconds.
 fn slice(gpu: &Gpu, slot: u32) -> u64 {
     match line(gpu, slot).slice.load(Ordering::Relaxed) {
         0 => gpu.turns.slice.load(Ordering::Relaxed).max(1),
@@ -144,8 +144,8 @@ fn slice(gpu: &Gpu, slot: u32) -> u64 {
     }
 }
 
-/// Lets a process run, or stops it, and sets the length of its turns in nanoseconds; 0: as the GPU has them.
-/// A kernel that runs is cut at once.
+/// Runs or stops a process, and sets the length of its turns in nanoseconds; 0: the GPU's default. A running kernel is
+/// cut at once.
 pub fn steer(gpu: &Gpu, session: &Session, owner: Owner, runs: bool, slice: u64) {
     let _guard = session.lock(&gpu.time_lock);
     advance(gpu, session);
@@ -162,14 +162,14 @@ fn steer_now(gpu: &Gpu, owner: Owner, runs: bool, slice: u64) {
     }
 }
 
-/// All slots in the order of turns; `holder` comes last.
+/// Lists all slots in the order of turns; `holder` comes last.
 fn after(holder: u32, used: usize) -> impl Iterator<Item = u32> {
     let used = u32::try_from(used).unwrap_or(u32::MAX);
     (holder.saturating_add(1)..used).chain(0..holder.saturating_add(1).min(used))
 }
 
-/// Writes down the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`. A
-/// step of no length notes whose turn has begun while the GPU still switches to it.
+/// Records the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`. A step of
+/// length zero records which process's turn has begun while the GPU still switches to it.
 fn write_down(gpu: &Gpu, slot: u32, length: u64, time: u64, turn: u64) {
     let line = line(gpu, slot);
     let owner = Owner { slot, generation: line.generation.load(Ordering::Relaxed) };
@@ -193,7 +193,7 @@ fn write_down(gpu: &Gpu, slot: u32, length: u64, time: u64, turn: u64) {
     gpu.turns.pending.store(1, Ordering::Release);
 }
 
-/// Carries out the step that is written down.
+/// Carries out the recorded step.
 fn carry_out(gpu: &Gpu) {
     let (turns, step) = (&gpu.turns, &gpu.turns.step);
     let (slot, time) = (step.slot.load(Ordering::Relaxed), step.time.load(Ordering::Relaxed));
@@ -214,7 +214,7 @@ fn carry_out(gpu: &Gpu) {
     turns.pending.store(0, Ordering::Release);
 }
 
-/// Gives the stamps of all places up to `ran`, which the GPU reached at `time`.
+/// Writes the stamps of all places up to `ran`, which the GPU reached at `time`.
 fn give_stamps(gpu: &Gpu, slot: u32, ran: u64, time: u64) {
     let line = line(gpu, slot);
     let asked = line.asked.load(Ordering::Relaxed);
@@ -233,7 +233,7 @@ impl Place {
         line(gpu, self.owner.slot)
     }
 
-    /// Nanoseconds of work before the place; 0 once its process is dead and another owner uses the line.
+    /// Returns the nanoseconds of work before the place; 0 once its process is dead and another owner uses the line.
     fn before(&self, gpu: &Gpu) -> u64 {
         let line = self.line(gpu);
         if line.generation.load(Ordering::Acquire) != self.owner.generation {
@@ -250,7 +250,7 @@ impl Place {
         if before == 0 {
             return true;
         }
-        // The GPU cannot have worked for longer than has passed since its work was last written down.
+        // The GPU cannot have worked for longer than the time since its work was last recorded.
         if clock::now().saturating_sub(gpu.turns.time.load(Ordering::Acquire)) < before {
             return false;
         }
@@ -259,8 +259,8 @@ impl Place {
         self.before(gpu) == 0
     }
 
-    /// Fewest nanoseconds until the GPU reaches the place: the process's own work before it, and the turns of
-    /// processes that come before it in this round.
+    /// Returns the fewest nanoseconds until the GPU reaches the place: the process's own work before it, and the turns
+    /// of processes that come before it in this round.
     pub fn left(&self, gpu: &Gpu, session: &Session) -> u64 {
         let before = self.before(gpu);
         let turns = &gpu.turns;
@@ -278,9 +278,8 @@ impl Place {
 }
 
 impl Asked {
-    /// Asks for the moment at which the GPU reaches the end of what is queued. A stamp is a nanosecond of
-    /// work, so that it waits for its process's turn as all work does. Sleeps while the process has
-    /// [`STAMPS`] stamps under way.
+    /// Requests the moment at which the GPU reaches the end of the queued work. A stamp is a nanosecond of work, so it
+    /// waits for its process's turn as all work does. Sleeps while the process has [`STAMPS`] pending stamps.
     pub fn ask(&self, gpu: &Gpu, session: &Session) -> (Place, Moment) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -294,7 +293,7 @@ impl Asked {
                     return self.ask_now(gpu, session.owner, &mut list);
                 }
             }
-            // The GPU works on in the meantime, so one of the process's 256 stamps comes free.
+            // The GPU works on in the meantime, so one of the process's 256 stamps becomes free.
             std::thread::sleep(std::time::Duration::from_micros(100));
         }
     }
@@ -311,7 +310,7 @@ impl Asked {
         (place, moment)
     }
 
-    /// The time of `moment`, once the GPU has reached it.
+    /// Returns the time of `moment`, once the GPU has reached it.
     pub fn time(&self, gpu: &Gpu, session: &Session, place: Place, moment: &Moment) -> Option<u64> {
         if moment.load(Ordering::Acquire) == 0 && place.passed(gpu, session) {
             read(gpu, session.owner, &mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
@@ -320,7 +319,7 @@ impl Asked {
     }
 }
 
-/// Reads the stamps that were given, and removes them from `list`.
+/// Reads the stamps that were written, and removes them from `list`.
 fn read(gpu: &Gpu, owner: Owner, list: &mut VecDeque<Moment>) {
     let line = line(gpu, owner.slot);
     let asked = line.asked.load(Ordering::Acquire);
@@ -347,7 +346,7 @@ mod tests {
         Owner { slot: 2, generation: 1 },
     ];
 
-    /// A GPU with turns of 2 ms, idle until 1 s; the first process gets the next turn.
+    /// Creates a GPU with turns of 2 ms, idle until 1 s; the first process gets the next turn.
     fn gpu() -> &'static Gpu {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let gpu = &State::create(folder.path()).expect("a state").gpus[0];
@@ -361,7 +360,7 @@ mod tests {
         OWNERS.map(|owner| line(gpu, owner.slot).ran.load(Ordering::Relaxed))
     }
 
-    /// Sum of the runs of each owner.
+    /// Returns the sum of the runs of each owner.
     fn books(gpu: &Gpu) -> [u64; 3] {
         let all = runs::newest(gpu, |_| true);
         OWNERS.map(|owner| {
@@ -382,11 +381,11 @@ mod tests {
             (1000, [1000, 0, 0]),
             (2000, [2000, 0, 0]),
             (4000, [2000, 2000, 0]),
-            // The third gives its turn back after half a millisecond.
+            // The third gives up its turn after half a millisecond.
             (4500, [2000, 2000, 500]),
             (6500, [4000, 2000, 500]),
             (7500, [4000, 3000, 500]),
-            // Alone, the first goes on from turn to turn.
+            // Alone, the first continues from turn to turn.
             (13_500, [10_000, 3000, 500]),
             (20_000, [10_000, 3000, 500]),
         ] {
@@ -406,7 +405,7 @@ mod tests {
         steer_now(gpu, b, true, 7 * MS);
         advance_to(gpu, 3, 1020 * MS);
         assert_eq!(ran(gpu), [6 * MS, 14 * MS, 0]);
-        // In the middle of its turn.
+        // Steer it in the middle of its turn.
         advance_to(gpu, 3, 1021 * MS);
         steer_now(gpu, a, false, 3 * MS);
         advance_to(gpu, 3, 1031 * MS);
@@ -450,7 +449,7 @@ mod tests {
         let (end_place, end) = asked.ask_now(gpu, a, &mut list);
         advance_to(gpu, 3, 1006 * MS);
         read(gpu, a, &mut list);
-        // The begin waits for the process's first turn, which starts at 1002 ms; the end has not come.
+        // The begin waits for the process's first turn, which starts at 1002 ms; the end is still to come.
         assert_eq!(begin.load(Ordering::Relaxed), 1002 * MS + 1);
         assert_eq!((end.load(Ordering::Relaxed), end_place.before(gpu)), (0, MS + 2));
         advance_to(gpu, 3, 1100 * MS);
@@ -467,7 +466,7 @@ mod tests {
         place(gpu, a, 5 * MS);
         let (_, moment) = Asked::default().ask_now(gpu, a, &mut list);
         for (length, time) in [(MS, 1001 * MS), (4 * MS + 1, 1005 * MS + 1)] {
-            // The process was killed after it wrote down its step and carried out a part of it.
+            // The process was killed after it recorded its step and carried out a part of it.
             write_down(gpu, a.slot, length, time, 1010 * MS);
             let until = gpu.turns.step.ran.load(Ordering::Relaxed);
             give_stamps(gpu, a.slot, until, time);

@@ -1,4 +1,4 @@
-//! Who shares a card in a run, and with what luck.
+//! The containers that share a card in a run, and the run's random conditions.
 
 use gpushare_schedule::Policy;
 use gpushare_schedule::frame::Frame;
@@ -14,11 +14,11 @@ use crate::time::{MILLISECOND, SECOND};
 pub struct Tenant {
     /// How it shares the card.
     pub policy: Policy,
-    /// What each of its processes does.
+    /// The work of each of its processes.
     pub work: Work,
-    /// How many of them work.
+    /// How many of its processes work.
     pub processes: usize,
-    /// How many more have a context and do nothing.
+    /// How many more have a context and are idle.
     pub idle: usize,
     /// Channels of each process.
     pub channels: usize,
@@ -28,12 +28,12 @@ pub struct Tenant {
     pub hinders: u64,
     /// When its processes start, in nanoseconds.
     pub starts: u64,
-    /// After so many nanoseconds they are gone, and after so many more there are others; `None`: they stay.
+    /// Nanoseconds after which its processes end, and after the same time others start; `None`: they stay.
     pub beat: Option<u64>,
 }
 
 impl Tenant {
-    /// A container with one process.
+    /// Creates a container with one process.
     #[must_use]
     pub const fn new(policy: Policy, work: Work) -> Self {
         Self {
@@ -49,13 +49,13 @@ impl Tenant {
         }
     }
 
-    /// Whether its processes are there at `now`.
+    /// Whether its processes exist at `now`.
     pub(super) fn is_there(&self, now: u64) -> bool {
         let lived = now.checked_sub(self.starts);
         lived.is_some_and(|lived| self.beat.is_none_or(|beat| (lived / beat).is_multiple_of(2)))
     }
 
-    /// When that changes next after `now`.
+    /// Returns when that changes next after `now`.
     pub(super) fn changes(&self, now: u64) -> u64 {
         match (now.checked_sub(self.starts), self.beat) {
             (None, _) => self.starts,
@@ -64,7 +64,7 @@ impl Tenant {
         }
     }
 
-    /// The same with so many processes that work.
+    /// Sets the number of working processes.
     #[must_use]
     pub fn processes(self, processes: usize) -> Self {
         Self { processes, ..self }
@@ -74,50 +74,51 @@ impl Tenant {
 /// A card that containers share for some seconds.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Who shares the card.
+    /// The containers that share the card.
     pub tenants: Vec<Tenant>,
     /// The frame of windows.
     pub frame: Frame,
     /// How late supervisors wake up.
     pub lateness: Lateness,
-    /// For how many nanoseconds a process that has nothing to do keeps the card while others wait. It was not
-    /// measured directly. The latency of an inference on an H200 fits 0, and does not fit 20 microseconds.
+    /// For how many nanoseconds an idle process keeps the card while others wait. It was not measured directly. The
+    /// latency of an inference on an H200 fits 0, and does not fit 20 microseconds.
     pub holds: u64,
-    /// Whether a meter reads the card's record of who worked.
+    /// Whether a meter reads the card's record of working groups.
     pub has_record: bool,
-    /// Length in seconds, 2 at least. The first one is not counted.
+    /// Length in seconds, at least 2. The first one does not count.
     pub seconds: u64,
     /// Seed of the pseudo-random numbers.
     pub seed: u64,
 }
 
 impl Case {
-    /// A run of 11 s on a machine that wakes supervisors in time.
+    /// Creates a run of 11 s on a machine that wakes supervisors on time.
     #[must_use]
     pub fn new(tenants: Vec<Tenant>, seed: u64) -> Self {
         let lateness = Lateness { of_thousand: 1, most: MILLISECOND };
         Self { tenants, frame: Frame::SHORT, lateness, holds: 0, has_record: true, seconds: 11, seed }
     }
 
-    /// What each container gets.
+    /// Runs the case under supervisors.
     #[must_use]
     pub fn run(&self) -> Outcome {
         run::run(self, true)
     }
 
-    /// What each container gets without supervisors, in per cent of the card's time.
+    /// Runs the case without supervisors. Shares are per cent of the card's time.
     #[must_use]
     pub fn run_free(&self) -> Outcome {
         run::run(self, false)
     }
 
-    /// Runs without supervisors, with these slices in microseconds. Shares are per cent of what a container does alone.
+    /// Runs the case without supervisors, with these slices in microseconds. Shares are per cent of a container's work
+    /// alone.
     #[must_use]
     pub fn run_sliced(&self, slices: &[u64]) -> Outcome {
         run::run_sliced(self, slices)
     }
 
-    /// What each container does alone on a card, without a supervisor.
+    /// Returns a case in which the container has a card to itself, without a supervisor.
     pub(super) fn alone(&self, tenant: &Tenant) -> Self {
         Self {
             tenants: vec![Tenant { starts: 0, beat: None, ..tenant.clone() }],
@@ -127,10 +128,10 @@ impl Case {
     }
 }
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What each container got.
+    /// Share of each container.
     pub shares: Vec<Share>,
     /// Begin and end of each RM call, in nanoseconds.
     pub calls: Vec<(u64, u64)>,
@@ -138,24 +139,24 @@ pub struct Outcome {
     pub length: u64,
     /// GPU time of each container by the card's record of switches, in nanoseconds.
     pub recorded: Vec<u64>,
-    /// For how many nanoseconds each container kept the card busy in each millisecond.
+    /// For how many nanoseconds each container kept the card busy, per millisecond.
     pub busy: Vec<Vec<u64>>,
 }
 
 impl Outcome {
-    /// Per cent of what they do alone, of all containers together.
+    /// Returns the sum of all containers' shares, in per cent of their work alone.
     #[must_use]
     pub fn sum(&self) -> f64 {
         self.shares.iter().map(|share| share.mean).sum()
     }
 
-    /// Per cent of the time in which RM was busy.
+    /// Returns the per cent of the time in which RM was busy.
     #[must_use]
     pub fn load(&self) -> f64 {
         float(self.calls.iter().map(|(begin, end)| end - begin).sum()) * 100.0 / float(self.length)
     }
 
-    /// 99th percentile of how long other calls at random times wait for RM, in nanoseconds.
+    /// Returns the 99th percentile of how long other calls at random times wait for RM, in nanoseconds.
     #[must_use]
     pub fn wait(&self) -> u64 {
         const STEP: usize = 10_000;
@@ -172,5 +173,5 @@ impl Outcome {
     }
 }
 
-/// The first second.
+/// Settling time: the first second.
 pub(super) const SETTLES: u64 = SECOND;

@@ -1,35 +1,36 @@
-//! What containers got of the card, compared with what they get alone.
+//! Shares of containers on a card, compared with their work alone.
 
 use gpushare_simulator::virtual_gpu::BIN;
 
 use crate::time::{MILLISECOND, SECOND};
 
-/// What a container got.
+/// A container's results.
 #[derive(Clone, Debug)]
 pub struct Share {
-    /// Per cent of what it does alone.
+    /// Per cent of its work alone.
     pub mean: f64,
-    /// That of the second with the least, and of the one with the most. Seconds begin every 50 ms.
+    /// Shares of the worst and the best second. Seconds begin every 50 ms.
     pub seconds: (f64, f64),
-    /// Of its requests.
+    /// Latencies of its requests.
     pub latencies: Latencies,
 }
 
-/// What requests took, in milliseconds.
+/// Durations of requests, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Latencies {
-    /// What half of them did not exceed.
+    /// Median.
     pub p50: f64,
-    /// What 99 of 100 did not exceed.
+    /// 99th percentile.
     pub p99: f64,
-    /// Milliseconds of the longest request.
+    /// The longest request.
     pub most: f64,
-    /// How many a second.
+    /// Requests per second.
     pub rate: f64,
 }
 
 impl Share {
-    /// Of a container that kept the card busy as `bins` say, and alone for `solo` nanoseconds of a second.
+    /// Computes the share of a container that kept the card busy according to `bins`, and does so alone for `solo`
+    /// nanoseconds of a second.
     pub(super) fn new(bins: &[u64], (from, to): (u64, u64), solo: f64, latencies: Latencies) -> Self {
         let mut sums = vec![0u64];
         sums.extend(bins.iter().scan(0, |sum, bin| {
@@ -49,7 +50,7 @@ impl Share {
 }
 
 impl Latencies {
-    /// Of requests that took so many nanoseconds, within `length` nanoseconds.
+    /// Computes the latencies of requests that took these nanoseconds, within `length` nanoseconds.
     pub(super) fn new(mut took: Vec<u64>, length: u64) -> Self {
         took.sort_unstable();
         let at = |percent: usize| took.get(took.len() * percent / 100).or(took.last()).copied().unwrap_or(0);

@@ -1,19 +1,19 @@
-//! A picture of whose work a card does, millisecond by millisecond.
+//! Draws which container uses a card, millisecond by millisecond.
 
 use std::fmt::Write as _;
 
 use super::case::Outcome;
 
-/// Pixels of a millisecond, of a row with its words, of its band, and of the margin.
+/// Pixels of a millisecond, of a row with its caption, of its band, and of the margin.
 const MILLISECOND: usize = 2;
 const ROW: usize = 58;
 const BAND: usize = 26;
 const MARGIN: usize = 16;
-/// Colours of the first containers, which differ for people who see few colours, too.
+/// Colours of the first containers, distinguishable for colour-blind readers too.
 const COLOURS: [&str; 3] = ["#0072b2", "#e69f00", "#009e73"];
 const IDLE: &str = "#e8e8e8";
 
-/// An SVG image of these runs, a row each with its words, from a millisecond on and for so many.
+/// Draws these runs as an SVG image, one captioned row each, for `length` milliseconds starting at `from`.
 #[must_use]
 pub fn picture(rows: &[(String, Outcome)], (from, length): (usize, usize)) -> String {
     let (width, height) = (length * MILLISECOND + 2 * MARGIN, rows.len() * ROW + 2 * MARGIN);
@@ -39,8 +39,8 @@ pub fn picture(rows: &[(String, Outcome)], (from, length): (usize, usize)) -> St
     svg
 }
 
-/// Who had the most of each millisecond, as stretches `(from, to, who)`; nobody where the card was idle for
-/// most of it.
+/// Lists the main user of each millisecond as stretches `(from, to, who)`; `None` where the card was idle for most of
+/// it.
 fn stretches(outcome: &Outcome, from: usize, length: usize) -> Vec<(usize, usize, Option<usize>)> {
     let mut all: Vec<(usize, usize, Option<usize>)> = Vec::new();
     for at in 0..length {

@@ -1,4 +1,4 @@
-//! One run: handles all events in the order of their time.
+//! Runs a case once: handles all events in chronological order.
 
 use gpushare_residency::event::{Event, Holder, Kind};
 use gpushare_residency::time::Engine;
@@ -12,26 +12,26 @@ use super::supervisor::{Line, Manager, RUNS_FOR, Supervisor};
 use crate::chance::Chance;
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 
-/// What the driver gives each context.
+/// The driver's default slice of a context.
 const SLICE: u64 = 2_080 * MICROSECOND;
-/// What passes between two turns, in nanoseconds of work.
+/// Duration of a switch between two turns, in nanoseconds of work.
 const AT_WORK: u64 = 185 * MICROSECOND;
 const AT_REST: u64 = 110 * MICROSECOND;
 
-/// How often the meter reads the card's record, and how old that is then.
+/// Interval at which the meter reads the card's record, and the record's age then.
 const RECORD_EVERY: u64 = 100 * MILLISECOND;
 const RECORD_DELAY: u64 = 60 * MILLISECOND;
-/// Who worked within this time before counts as working.
+/// A container that worked within this time counts as working.
 const RECENT: u64 = 5 * SECOND;
 
-/// Makes the run. Without supervisors the card shares as it does by itself.
+/// Runs a case. Without supervisors the card shares its time by itself.
 pub(super) fn run(case: &Case, is_held: bool) -> Outcome {
     let mut run = Run::new(case, is_held);
     run.drive();
     run.outcome(is_held)
 }
 
-/// Runs without supervisors, with these slices in microseconds.
+/// Runs a case without supervisors, with these slices in microseconds.
 pub(super) fn run_sliced(case: &Case, slices: &[u64]) -> Outcome {
     let mut run = Run::new(case, false);
     for (slice, contexts) in slices.iter().zip(&run.contexts) {
@@ -115,7 +115,7 @@ impl<'c> Run<'c> {
         self.gpu.advance(self.end());
     }
 
-    /// A container's processes start, or end. Returns when that changes again.
+    /// Starts or ends a container's processes. Returns when that changes again.
     fn change(&mut self, number: usize, now: u64) -> u64 {
         let tenant = &self.case.tenants[number];
         let next = tenant.changes(now);
@@ -130,7 +130,7 @@ impl<'c> Run<'c> {
         next
     }
 
-    /// The meter says who worked.
+    /// The meter publishes which groups worked.
     fn record(&mut self, now: u64) {
         let bin = |time: u64| usize::try_from(time / BIN).unwrap_or(usize::MAX);
         let until = now.saturating_sub(RECORD_DELAY);
@@ -193,7 +193,7 @@ impl<'c> Run<'c> {
         Outcome { shares: shares.collect(), calls, recorded: self.recorded(), busy, length: self.end() }
     }
 
-    /// GPU time of each container by the card's record of switches, in nanoseconds.
+    /// Returns the GPU time of each container by the card's record of switches, in nanoseconds.
     fn recorded(&self) -> Vec<u64> {
         let mut engine = Engine::since(0);
         let holder = |process: usize| Holder { pid: u32::try_from(process).unwrap_or(0), context: 0 };
@@ -218,7 +218,7 @@ impl<'c> Run<'c> {
         held
     }
 
-    /// For how much of a second a container keeps the card busy when it is alone.
+    /// Returns the part of a second for which a container keeps the card busy when it is alone.
     fn solo(&self, tenant: &Tenant) -> f64 {
         run(&self.case.alone(tenant), false).shares[0].mean / 100.0
     }

@@ -1,4 +1,4 @@
-//! The supervisor of a container, and what its calls take.
+//! The supervisor of a container, and the duration of its calls.
 
 use std::collections::VecDeque;
 
@@ -10,28 +10,28 @@ use gpushare_simulator::virtual_gpu::{Controls, VirtualGpu};
 use crate::chance::Chance;
 use crate::time::MICROSECOND;
 
-/// What calls take in the median, in nanoseconds, and how their logarithms are spread.
+/// Median duration of calls in nanoseconds, and the standard deviation of its logarithm.
 const STOP: (u64, f64) = (500 * MICROSECOND, 0.145);
 const START: (u64, f64) = (300 * MICROSECOND, 0.124);
 const SLICE: (u64, f64) = (250 * MICROSECOND, 0.2);
-/// After which per cent of its call a stop and a start take effect.
+/// Per cent of a call after which a stop and a start take effect.
 const STOPS_AFTER: u64 = 48;
 const STARTS_AFTER: u64 = 90;
-/// A call names so many channels at most.
+/// Most channels that a call names.
 const MOST_CHANNELS: usize = 64;
-/// A slice of 100 that is asked for runs for so much.
+/// A requested slice of 100 really runs for this long.
 pub(super) const RUNS_FOR: u64 = 102;
 
 /// How late supervisors wake up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lateness {
-    /// How many of a thousand wake-ups are late,
+    /// How many of a thousand wake-ups are late.
     pub of_thousand: u64,
-    /// and by how many nanoseconds at most.
+    /// The largest delay in nanoseconds.
     pub most: u64,
 }
 
-/// RM, which does one call after the other.
+/// RM, which performs one call at a time.
 #[derive(Debug, Default)]
 pub(super) struct Manager {
     free: u64,
@@ -40,7 +40,7 @@ pub(super) struct Manager {
 }
 
 impl Manager {
-    /// When a call begins and ends that is made at `now`.
+    /// Returns when a call made at `now` begins and ends.
     fn call(&mut self, now: u64, (median, spread): (u64, f64), chance: &mut Chance) -> (u64, u64) {
         let begin = now.max(self.free);
         let length = chance.log_normal(median, spread);
@@ -49,17 +49,17 @@ impl Manager {
         (begin, self.free)
     }
 
-    /// A call of a program's keeps RM busy for `length` nanoseconds from `now` on.
+    /// Keeps RM busy with a program's call for `length` nanoseconds from `now` on.
     fn hold(&mut self, now: u64, length: u64) {
         self.free = now.max(self.free) + length;
     }
 }
 
-/// What a supervisor says on the board.
+/// A supervisor's line on the board.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Line {
     pub(super) working: u32,
-    /// How many of its groups had the card of late, by its record.
+    /// How many of its groups had the card recently, by its record.
     pub(super) recorded: Option<Recorded>,
     /// When its channels were last started, in microseconds.
     started: u64,
@@ -68,12 +68,12 @@ pub(super) struct Line {
     stint: u32,
 }
 
-/// A call to be made, one of several where channels are many.
+/// A call to make, one of several if there are many channels.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     process: usize,
     change: Change,
-    /// Whether it is this one that changes anything: a group runs while any of its channels does.
+    /// Whether this call decides: a group runs while any of its channels does.
     is_decisive: bool,
 }
 
@@ -84,13 +84,13 @@ enum Change {
     Slice(u64),
 }
 
-/// Calls in hand.
+/// Calls in progress.
 struct Job {
     began: u64,
     calls: VecDeque<Call>,
-    /// When the one that has been made ends.
+    /// End of the current call.
     ends: u64,
-    /// What is so then.
+    /// The groups that run after the job.
     then: Running,
     is_disturbed: bool,
 }
@@ -105,7 +105,7 @@ pub(super) struct Supervisor {
     controller: Controller,
     chance: Chance,
     lateness: Lateness,
-    /// What the card was last told, and whether that is so for all processes.
+    /// The last orders to the card, and whether all processes match them.
     running: Running,
     is_settled: bool,
     slice: Option<u32>,
@@ -139,20 +139,20 @@ impl Supervisor {
         }
     }
 
-    /// When it has something to do.
+    /// Returns when it has something to do.
     pub(super) fn wakes(&self) -> u64 {
         let effects = self.effects.iter().map(|(at, _)| *at);
         let next = self.job.as_ref().map_or(self.wakes, |job| job.ends);
         effects.chain([next]).min().unwrap_or(next)
     }
 
-    /// Takes note that processes were born, or have ended.
+    /// Records that processes have started or ended.
     pub(super) fn notice_change(&mut self, now: u64) {
         (self.is_settled, self.slice, self.wakes) = (self.running == Running::All, None, now);
         self.job.iter_mut().for_each(|job| job.is_disturbed = true);
     }
 
-    /// Does what it does at `now`. `there` are those of its processes that have a context.
+    /// Runs the supervisor at `now`. `there` lists those of its processes that have a context.
     pub(super) fn act(
         &mut self,
         (gpu, manager): (&mut VirtualGpu, &mut Manager),
@@ -193,7 +193,7 @@ impl Supervisor {
         i64::try_from(self.tenant).unwrap_or(0)
     }
 
-    /// The tenants on the board.
+    /// Lists the tenants on the board.
     fn tenants(&self, board: &[Line], policies: &[Policy]) -> Vec<Tenant> {
         let lines = board.iter().zip(policies).zip(0..).filter(|((line, _), _)| line.working > 0);
         let tenant = |((line, policy), lease): ((&Line, &Policy), i64)| Tenant {
@@ -210,7 +210,7 @@ impl Supervisor {
         lines.map(tenant).collect()
     }
 
-    /// Makes the calls in hand, one after the other. Returns whether there are any.
+    /// Makes the calls in progress, one after the other. Returns whether there are any.
     fn works(&mut self, manager: &mut Manager, (card, there): (Card, &[usize]), now: u64) -> bool {
         let calls = self.calls(there);
         let Some(job) = &mut self.job else { return false };
@@ -254,7 +254,7 @@ impl Supervisor {
         if orders.running != self.running || !self.is_settled {
             let groups = u32::try_from(there.len()).unwrap_or(u32::MAX);
             let of_process = self.channels.div_ceil(MOST_CHANNELS);
-            // Those that stop make room for those that start.
+            // Stop first, to make room for those that start.
             for (change, decisive) in [(Change::Stop, of_process), (Change::Start, 1)] {
                 let runs = matches!(change, Change::Start);
                 let chosen = (0..).zip(there).filter(|(at, _)| {
