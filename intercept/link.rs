@@ -1,12 +1,12 @@
-//! The part that both interception libraries' build scripts include. It links a Rust library so that it can
-//! take the place of the driver's. Only the profile `shim` builds that library; in every other profile the
-//! crate is empty, so that `cargo test` and `cargo clippy` of the whole workspace need no linker settings.
+//! Included by the build scripts of both interception libraries. It links a Rust library so that it can replace the
+//! driver's. Only the profile `shim` builds that library; in every other profile the crate is empty, so that `cargo
+//! test` and `cargo clippy` of the whole workspace need no linker settings.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What differs between the two libraries.
+/// The differences between the two libraries.
 pub struct Library<'a> {
     /// Its name in the container.
     pub soname: &'a str,
@@ -24,7 +24,7 @@ pub fn build(library: &Library<'_>) {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=../link.rs");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    // <target>/<profile>/build/<package>/out: only this path tells a build script the profile.
+    // <target>/<profile>/build/<package>/out: only this path shows a build script the profile.
     if out.ancestors().nth(3).and_then(Path::file_name).is_none_or(|profile| profile != "shim") {
         return;
     }
@@ -34,14 +34,14 @@ pub fn build(library: &Library<'_>) {
     let stub = build_stub(library, &out);
     let linker = linker_folder();
     for argument in [
-        // rustc passes a version script of its own, and only lld merges two.
+        // rustc passes its own version script, and only lld merges two.
         "-fuse-ld=lld".to_owned(),
         format!("-B{}", linker.display()),
         "-nostartfiles".to_owned(),
         "-nodefaultlibs".to_owned(),
         format!("-Wl,-soname,{}", library.soname),
         "-Wl,-z,nodelete,-z,now,-z,relro,-z,noexecstack".to_owned(),
-        // -Wl would divide a path at a comma.
+        // -Wl would split a path at a comma.
         "-Xlinker".to_owned(),
         format!("--version-script={}", script.display()),
         "-Wl,--no-as-needed,--build-id=sha1".to_owned(),
@@ -51,8 +51,7 @@ pub fn build(library: &Library<'_>) {
     }
 }
 
-/// One jump per exported name. `#[no_mangle]` is not used: it would put the names into rustc's own version
-/// script.
+/// One jump per exported name. Do not use `#[no_mangle]`: it would put the names into rustc's own version script.
 fn write_exports(library: &Library<'_>, out: &Path) {
     let mut text = format!("use gpushare_intercept::{} as library;\n", library.module);
     let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {

@@ -4,12 +4,12 @@ use gpushare_inventory::DeviceMemory;
 
 use crate::grammar::{Cores, MemoryRequest};
 
-/// A limit on compute as it was stated. The more compute it allows, the greater it is in the order.
+/// A stated limit on compute. Limits that allow more compute order higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cap {
     /// This percentage of a GPU's compute.
     Percent(Cores),
-    /// Someone stated that there is no limit. This differs from saying nothing.
+    /// An explicit statement that there is no limit. This differs from saying nothing.
     Unlimited,
 }
 
@@ -26,7 +26,7 @@ impl From<Cores> for Cap {
     }
 }
 
-/// What a claim states about one GPU; `None` means that it states nothing.
+/// The amounts that a claim states for one GPU; `None` means that it states nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     /// The share of the GPU's memory.

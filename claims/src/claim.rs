@@ -1,4 +1,4 @@
-//! What one source says about the share, resolved for this node: which GPUs, how many, and how much of each.
+//! The claim that one source makes, resolved for this node: which GPUs, how many, and how much of each.
 
 use gpushare_inventory::{Capabilities, DeviceMemory, Gpu, GpuUuid, Profile};
 
@@ -19,54 +19,54 @@ pub enum Span {
     All,
 }
 
-/// What one word of a bundle says about the share.
+/// The claim that one word of a bundle makes.
 #[derive(Clone, Debug, Default)]
 pub struct Claim {
     /// The word as `key="value"`, shortened, for messages.
     pub by: String,
-    /// How far the word is believed.
+    /// How far the word is trusted.
     pub rank: Rank,
-    /// Name and full value where the word is an environment variable.
+    /// Name and full value if the word is an environment variable.
     pub variable: Option<(String, String)>,
     /// Whether it asks for a share. If not, it only bounds what another claim asks for.
     pub asks: bool,
-    /// The GPUs in the container's order; `None` where it names none.
+    /// The GPUs in the container's order; `None` if it names none.
     pub gpus: Option<Vec<GpuUuid>>,
-    /// The number of GPUs, where it states one.
+    /// The number of GPUs, if the claim states one.
     pub count: Option<usize>,
-    /// Counts only where both `gpus` and `count` are `None`.
+    /// Used only if both `gpus` and `count` are `None`.
     pub span: Span,
     /// The amount on every GPU that `particular` does not list.
     pub each: Amount,
-    /// Amounts that hold for single GPUs only.
+    /// Amounts that apply to single GPUs only.
     pub particular: Vec<(GpuUuid, Amount)>,
-    /// `None` where the word does not choose between a share and whole GPUs.
+    /// `None` if the word does not choose between a share and whole GPUs.
     pub mode: Option<Mode>,
     /// The most compute that may be used while the GPU is otherwise idle, in percent of the GPU.
     pub burst: Option<Cores>,
-    /// The most memory that the container may hold on each GPU, above what it is promised, while the GPU has
-    /// it; the smallest that any claim states counts.
+    /// The most memory that the container may hold on each GPU, including memory above its guaranteed share while the
+    /// GPU has it free. The smallest value that any claim states wins.
     pub memory_limit: Option<DeviceMemory>,
-    /// Host memory that may stand in for the GPU's, in all; the smallest that any claim states counts.
+    /// Total host memory that may stand in for GPU memory. The smallest value that any claim states wins.
     pub host_memory: Option<DeviceMemory>,
-    /// The share's priority, 0 (low) to 9; the lowest that any claim states counts.
+    /// The share's priority, 0 (low) to 9. The lowest that any claim states wins.
     pub priority: Option<Priority>,
-    /// How the compute limit is enforced; the most trusted claim's policy counts.
+    /// How the compute limit is enforced. The policy of the most trusted claim wins.
     pub compute_policy: Option<ComputePolicy>,
     /// The GPU models that the container accepts. Two claims with different filters are a contradiction.
     pub model: Option<ModelFilter>,
-    /// The size of MIG instance that it asks for. Two claims with different sizes are a contradiction.
+    /// The requested MIG instance size. Two claims with different sizes are a contradiction.
     pub profile: Option<Profile>,
     /// The parts of the driver (compute, video and so on) that the container asks for.
     pub capabilities: Option<Capabilities>,
     /// Whether the container or its whole pod holds the share.
     pub scope: Option<Scope>,
-    /// Whether a supervisor must hold it: one claim that says so is enough.
+    /// Whether a supervisor must hold the share. One claim that says so is enough.
     pub supervisor: Option<SupervisorRequired>,
-    /// Whether its writer knows gpushare and so accepts the node's default for what is left out. False for
-    /// another system's words.
+    /// Whether the author knows gpushare and so accepts the node's defaults for anything left out. False for words of
+    /// other systems.
     pub takes_defaults: bool,
-    /// Messages for the person who asked and for the administrator.
+    /// Messages for the requesting user and for the administrator.
     pub notes: Vec<String>,
 }
 
@@ -82,8 +82,7 @@ impl Claim {
         }
     }
 
-    /// One claim for each of `words`, with the amount that `amount` reads from the word, the same on every
-    /// GPU.
+    /// Makes one claim for each of `words`. `amount` reads the amount from the word; it applies to every GPU.
     pub fn each_of<'a>(
         words: impl Iterator<Item = Word<'a>>,
         amount: impl Fn(Word<'a>) -> Result<Amount, RequestError>,
@@ -91,7 +90,7 @@ impl Claim {
         words.map(|word| Ok(Self::by(word).each(amount(word)?))).collect()
     }
 
-    /// Makes it a bound on what other claims ask for.
+    /// Turns the claim into a bound on what other claims ask for.
     pub fn bounding(self) -> Self {
         Self { asks: false, ..self }
     }
@@ -102,7 +101,7 @@ impl Claim {
         self
     }
 
-    /// Names these GPUs; doubles are dropped.
+    /// Names these GPUs and drops duplicates.
     pub fn naming(mut self, gpus: &[&Gpu]) -> Self {
         let mut named = Vec::new();
         for gpu in gpus {
@@ -119,8 +118,8 @@ impl Claim {
         Self { each: amount, ..self }
     }
 
-    /// States an amount for each of these GPUs, computed by `amount` from its position and the GPU. This does
-    /// not say which GPUs the container gets.
+    /// States an amount for each of these GPUs, computed by `amount` from its position and the GPU. This does not
+    /// decide which GPUs the container gets.
     pub fn on(
         self,
         gpus: &[&Gpu],
@@ -136,7 +135,7 @@ impl Claim {
         Self { particular: gpus.into_iter().map(|gpu| (gpu.uuid, amount)).collect(), ..self }
     }
 
-    /// Asks for whole GPUs, of which no other container gets a share.
+    /// Asks for whole GPUs, which are never shared with other containers.
     pub fn exclusive(self) -> Self {
         Self { mode: Some(Mode::Exclusive), ..self }
     }
@@ -146,7 +145,7 @@ impl Claim {
         self.mode == Some(Mode::Exclusive)
     }
 
-    /// Whether the word belongs to another system than gpushare.
+    /// Whether the word belongs to a system other than gpushare.
     pub fn is_foreign(&self) -> bool {
         !self.takes_defaults
     }
@@ -157,13 +156,13 @@ impl Claim {
         self.mode.is_some() || states(&self.each) || self.particular.iter().any(|(_, amount)| states(amount))
     }
 
-    /// The amount that it states for `gpu`; with `None`, the amount for every GPU.
+    /// The amount that the claim states for `gpu`; with `None`, the amount for every GPU.
     pub fn amount_on(&self, gpu: Option<GpuUuid>) -> Amount {
         let particular = self.particular.iter().find(|(other, _)| Some(*other) == gpu);
         particular.map_or(self.each, |(_, amount)| *amount)
     }
 
-    /// The most compute of one GPU that may be used, idle time included; `None` where it states no cap.
+    /// The most compute of one GPU that may be used, idle time included; `None` if the claim states no cap.
     pub fn most_compute_on(&self, gpu: Option<GpuUuid>) -> Option<Cap> {
         let burst = self.burst.map(Cap::from);
         match self.amount_on(gpu).cores {
@@ -172,14 +171,14 @@ impl Claim {
         }
     }
 
-    /// Whether its amounts apply to every GPU for which `other` states one.
+    /// Whether the claim's amounts apply to every GPU for which `other` states one.
     pub fn covers(&self, other: &Self) -> bool {
         let speaks = |gpu: &GpuUuid| self.particular.iter().any(|(own, _)| own == gpu);
         self.particular.is_empty() || other.particular.iter().all(|(gpu, _)| speaks(gpu))
     }
 
-    /// Sort key for claims that state the same thing: the more memory, then compute, the greater. Memory
-    /// counts only in bytes; a percentage or nothing sorts as the most.
+    /// Sort key for claims that state the same thing: more memory sorts higher, then more compute. Memory counts only
+    /// in bytes; a percentage or no memory sorts as the most.
     pub fn size(&self) -> (u64, Cap) {
         let amounts = self.particular.iter().map(|(_, amount)| amount).chain([&self.each]);
         let memory = amounts.clone().filter_map(|amount| match amount.memory {

@@ -1,7 +1,7 @@
-//! The part of a bundle's config.json that requests are read from.
+//! The part of a bundle's config.json from which requests are read.
 //!
-//! It does not use the `Spec` of the crate `oci-spec`. That type rejects the whole file for one enumeration
-//! value that it does not know, and a container that asks for no GPU must start whatever its file holds.
+//! This module does not use the `Spec` of the crate `oci-spec`: `Spec` rejects the whole file for one enumeration
+//! value that it does not know, but a container that asks for no GPU must start no matter what its file holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -21,16 +21,16 @@ pub struct Container {
     env: Vec<Variable>,
     mounts: Vec<Mount>,
     nodes: Vec<Node>,
-    /// What the node's CDI files say about the CDI devices that the bundle names, by qualified name.
+    /// The entries of the node's CDI files for the CDI devices that the bundle names, by qualified name.
     cdi: BTreeMap<String, CdiDevice>,
-    /// What the node reserved for the resource claim that the bundle names.
+    /// The shares that the node reserved for the resource claim that the bundle names.
     reserved: Option<Reserved>,
-    /// What kubelet allocated to it; `None` where nobody said.
+    /// The GPUs that kubelet allocated to the container; `None` if unknown.
     allocated: Option<Allocated>,
     /// See [`Container::ran_before()`].
     ran_before: bool,
-    /// Whether the engine gave it every device of the host. A GPU's node then does not mean that the GPU was
-    /// handed over.
+    /// Whether the engine gave the container every device of the host. A GPU's node then does not mean that the GPU
+    /// was handed over.
     has_hosts_nodes: bool,
     /// Minors of NVIDIA devices that have a device rule of their own. CDI writes such a rule for each device
     /// that it adds.
@@ -60,7 +60,7 @@ impl Variable {
 /// A mount of the bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mount {
-    /// Path on the host; empty where the mount has no source.
+    /// Path on the host; empty if the mount has no source.
     pub source: String,
     /// Path in the container, as the bundle has it: not normalised.
     pub target: String,
@@ -71,15 +71,15 @@ pub struct Mount {
 pub struct Node {
     /// Path in the container.
     pub path: String,
-    /// Major number as written, not checked: it may be negative.
+    /// Major number as written, unchecked; it may be negative.
     pub major: i64,
-    /// Minor number as written, not checked: it may be negative.
+    /// Minor number as written, unchecked; it may be negative.
     pub minor: i64,
     /// Whether its type is `b`.
     pub is_block: bool,
 }
 
-/// The annotations in which one CRI engine writes what a container is.
+/// The annotations with which one CRI engine describes a container.
 struct CriKeys {
     kind: &'static str,
     name: &'static str,
@@ -117,7 +117,7 @@ pub enum Engine {
     Other,
 }
 
-/// The engine that wrote the bundle, as far as it decides who may have written an annotation.
+/// The engine that wrote the bundle. It decides who may have written an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// containerd's CRI: a pod's container.
@@ -140,8 +140,8 @@ impl Container {
         Self { annotations, env, ..Self::default() }
     }
 
-    /// Reads the container from a config.json. A part of an unexpected JSON type is skipped; the low-level
-    /// runtime reports it.
+    /// Reads the container from a config.json. Skips any part of an unexpected JSON type; the low-level runtime
+    /// reports it.
     pub fn from_json(json: &Value) -> Self {
         let annotations = json["annotations"].as_object().into_iter().flatten();
         let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
@@ -158,33 +158,34 @@ impl Container {
         }
     }
 
-    /// Adds what the node's CDI files say about CDI devices, by qualified name.
+    /// Adds the entries of the node's CDI files for the CDI devices, by qualified name.
     pub fn specified(self, cdi: BTreeMap<String, CdiDevice>) -> Self {
         Self { cdi, ..self }
     }
 
-    /// Adds what the node reserved for the resource claim that the bundle names.
+    /// Adds the shares that the node reserved for the resource claim that the bundle names.
     pub fn with_reserved(self, reserved: Reserved) -> Self {
         Self { reserved: Some(reserved), ..self }
     }
 
-    /// What the node reserved for the container; `None` where its bundle names no claim, or it was not looked
-    /// up.
+    /// The shares that the node reserved for the container; `None` if its bundle names no claim, or if they were not
+    /// looked up.
     pub fn reserved(&self) -> Option<&Reserved> {
         self.reserved.as_ref()
     }
 
-    /// Adds what kubelet allocated to it.
+    /// Adds the GPUs that kubelet allocated to the container.
     pub fn with_allocated(self, allocated: Allocated) -> Self {
         Self { allocated: Some(allocated), ..self }
     }
 
-    /// What kubelet allocated to the container; `None` where it is no pod's, or it was not looked up.
+    /// The GPUs that kubelet allocated to the container; `None` if it does not belong to a pod, or if they were not
+    /// looked up.
     pub fn allocated(&self) -> Option<&Allocated> {
         self.allocated.as_ref()
     }
 
-    /// What the node's CDI files say about the CDI device `name`; `None` where it was not looked up.
+    /// The entry of the node's CDI files for the CDI device `name`; `None` if it was not looked up.
     pub fn cdi_device(&self, name: &str) -> Option<&CdiDevice> {
         self.cdi.get(name)
     }
@@ -195,12 +196,12 @@ impl Container {
         whole.flat_map(|device| &device.minors).copied()
     }
 
-    /// All annotations, whoever wrote them; see [`crate::rank_of_annotation`].
+    /// All annotations, regardless of their author; see [`crate::rank_of_annotation`].
     pub fn annotations(&self) -> &BTreeMap<String, String> {
         &self.annotations
     }
 
-    /// The family of the engine that wrote the file. The whole key counts, not its prefix: podman sets other
+    /// The family of the engine that wrote the file. Compare the whole key, not its prefix: podman sets other
     /// `io.kubernetes.cri-o.*` keys.
     pub fn engine(&self) -> Engine {
         if self.cri().is_some() { Engine::Cri } else { Engine::Other }
@@ -217,16 +218,16 @@ impl Container {
         }
     }
 
-    /// The keys of the CRI engine that wrote the file. CRI-O is checked first because it passes every
-    /// annotation of a pod, also those under containerd's names. containerd passes only those that match
-    /// patterns in its settings.
+    /// The keys of the CRI engine that wrote the file. CRI-O is checked first because it passes every annotation of a
+    /// pod, including those under containerd's names. containerd passes only those that match patterns in its
+    /// settings.
     fn cri(&self) -> Option<&'static CriKeys> {
         CRI_KEYS.iter().find(|keys| self.annotations.contains_key(keys.kind))
     }
 
-    /// The container's own annotations under CRI-O. CRI-O puts those of pod, container and labels into one
-    /// map. It keeps the container's, which only kubelet writes, as JSON under a key of its own. The JSON is
-    /// parsed once, because every key may ask for it and there may be a hundred thousand keys.
+    /// The container's own annotations under CRI-O. CRI-O merges the annotations of pod and container and the labels
+    /// into one map. It also keeps the container's annotations, which only kubelet writes, as JSON under a separate
+    /// key. The JSON is parsed once: every lookup of a key may need it, and there may be a hundred thousand keys.
     pub fn cri_o_annotations(&self) -> &BTreeMap<String, String> {
         self.cri_o.get_or_init(|| {
             let own = self.annotations.get("io.kubernetes.cri-o.Annotations");
@@ -234,17 +235,17 @@ impl Container {
         })
     }
 
-    /// Whether this is a pod's pause container; its request is not read. podman sets none of these marks
-    /// itself, so in a bundle of podman's they are the pod author's words and do not count.
+    /// Whether this is a pod's pause container, whose request is not read. podman sets none of these marks itself, so
+    /// in a podman bundle they come from the pod's author and do not count.
     pub fn is_sandbox(&self) -> bool {
         self.of_pod(|keys| keys.kind) == Some("sandbox")
             && self.writer() != Writer::Podman
             && self.engines().len() < 2
     }
 
-    /// For each CRI engine whose marks the bundle has, one of its keys. An engine writes its own marks last.
-    /// A second engine's marks come from the pod: CRI-O passes all of a pod's annotations, containerd those
-    /// that its settings list.
+    /// For each CRI engine whose marks the bundle has, one of its keys. An engine writes its own marks last. A second
+    /// engine's marks come from the pod: CRI-O passes all of a pod's annotations, containerd those that its settings
+    /// list.
     pub fn engines(&self) -> Vec<&'static str> {
         let mark = |keys: &CriKeys| {
             [keys.kind, keys.sandbox].into_iter().find(|key| self.annotations.contains_key(*key))
@@ -256,9 +257,8 @@ impl Container {
         self.cri().and_then(|keys| self.annotations.get(key(keys))).map(String::as_str)
     }
 
-    /// The sandbox id of the container's pod: the same for all containers of the pod, and unique to it. It is
-    /// `None` for a bundle with the keys of two engines, and for one of podman's, whose annotations may be
-    /// the image's.
+    /// The sandbox id of the container's pod: the same for all containers of the pod, and unique to it. `None` for a
+    /// bundle with the keys of two engines, and for a podman bundle, whose annotations may come from the image.
     pub fn sandbox(&self) -> Option<&str> {
         let is_pods = self.engines().len() == 1 && !self.is_sandbox();
         self.of_pod(|keys| keys.sandbox).filter(|id| is_pods && !id.is_empty())
@@ -284,30 +284,29 @@ impl Container {
         self.of_pod(|keys| keys.uid)
     }
 
-    /// Whether an engine of Kubernetes wrote the bundle of a pod's container. An image could write podman's
-    /// annotations.
+    /// Whether a Kubernetes engine wrote the bundle for a pod's container. An image could write podman's annotations.
     pub fn is_in_cluster(&self) -> bool {
         self.engines().len() == 1 && !self.is_sandbox()
     }
 
-    /// The UID of the pod, and the container's name in it; `None` where the bundle lacks one of them.
+    /// The UID of the pod, and the container's name in it; `None` if the bundle lacks one of them.
     pub fn in_cluster(&self) -> Option<(&str, &str)> {
         self.pod_uid().zip(self.name_in_pod()).filter(|_| self.is_in_cluster())
     }
 
-    /// Whether the bundle holds the hook of an earlier lease: the wrapper edited it then, and no engine has
-    /// rewritten it since. Neither image nor pod can write a hook.
+    /// Whether the bundle holds the hook of an earlier lease: the wrapper edited it then, and no engine has rewritten
+    /// it since. Neither image nor pod can write a hook.
     pub fn ran_before(&self) -> bool {
         self.ran_before
     }
 
-    /// All environment entries that have a `=`, in order, doubles included.
+    /// All environment entries that have a `=`, in order, duplicates included.
     pub fn env(&self) -> impl Iterator<Item = (&str, &str)> {
         self.env.iter().map(Variable::split)
     }
 
-    /// The entries of this name, in order. It compares lengths first for speed: a pod has a variable for each
-    /// port of each service around it, and dialects ask for a hundred names.
+    /// The entries with this name, in order. Compares lengths first for speed: a pod has a variable for each port of
+    /// each service around it, and dialects look up a hundred names.
     pub fn named<'a>(&'a self, name: &str) -> impl DoubleEndedIterator<Item = (&'a str, &'a str)> {
         let is_one = move |variable: &&Variable| {
             variable.name == name.len() && variable.entry.as_bytes().starts_with(name.as_bytes())
@@ -315,21 +314,21 @@ impl Container {
         self.env.iter().filter(is_one).map(Variable::split)
     }
 
-    /// The mounts in the order of the bundle; a later one lies over an earlier one.
+    /// The mounts in the order of the bundle; a later mount covers an earlier one.
     pub fn mounts(&self) -> &[Mount] {
         &self.mounts
     }
 
-    /// The device nodes of `linux.devices`, doubles included.
+    /// The device nodes of `linux.devices`, duplicates included.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
     /// The GPU device nodes that the engine was handed for this container, as path and minor number.
     ///
-    /// A bundle that ran before also holds the nodes of its lease, so the annotation [`HANDED`] tells which
-    /// were handed over. In a bundle with every device of the host, a node counts if it has a device rule of
-    /// its own, which CDI writes, or if it is listed twice, which a device plugin causes.
+    /// A bundle that ran before also holds the nodes of its lease, so the annotation [`HANDED`] lists the nodes that
+    /// were handed over. In a bundle with every device of the host, a node counts if it has its own device rule, which
+    /// CDI writes, or if it is listed twice, which a device plugin causes.
     pub fn handed(&self) -> Vec<(&str, u32)> {
         if self.ran_before {
             let minors = self.annotations.get(HANDED).into_iter().flat_map(|note| note.split(','));
@@ -346,8 +345,8 @@ impl Container {
         gpus.into_iter().filter(|(_, minor)| is_handed(minor)).collect()
     }
 
-    /// Minors of the nodes below `/dev/nvidia-caps` that the bundle has beside those of GPUs: two of them are
-    /// those of a MIG instance. As for [`Container::handed`], those of an earlier run count by their note.
+    /// Minors of the nodes below `/dev/nvidia-caps` that the bundle has in addition to GPU nodes. Two such nodes make
+    /// up a MIG instance. If the bundle ran before, the minors come from the annotation, as in [`Container::handed`].
     pub fn handed_capabilities(&self) -> Vec<u32> {
         if self.ran_before {
             let items = self.annotations.get(HANDED).into_iter().flat_map(|note| note.split(','));
@@ -360,24 +359,24 @@ impl Container {
 }
 
 impl Node {
-    /// Whether it is /dev/null (1:3). The runtime always creates that node itself. A bundle lists it only
-    /// where the engine added all nodes of the host.
+    /// Whether this is /dev/null (1:3). The runtime always creates that node itself. A bundle lists it only if the
+    /// engine added all nodes of the host.
     fn is_null(&self) -> bool {
         (self.major, self.minor, self.is_block) == (1, 3, false)
     }
 }
 
-/// What stands before the minor in the path of a node that opens a MIG instance.
+/// The part before the minor in the path of a node that opens a MIG instance.
 const CAPABILITIES: &str = "/dev/nvidia-caps/nvidia-cap";
-/// What stands before the minor of such a node in [`HANDED`].
+/// The prefix of the minor of such a node in [`HANDED`].
 pub const CAPABILITY: &str = "cap";
 
-/// The annotation that keeps the minors of the GPUs that a bundle was handed, for a later run of the same
-/// bundle, and those of the nodes of MIG instances (`0,cap30,cap31`). A pod can write it too, so it counts
-/// only beside the hook of an earlier lease.
+/// The annotation that keeps the minors of the GPUs that a bundle was handed, and those of the nodes of MIG instances
+/// (`0,cap30,cap31`), for a later run of the same bundle. A pod can write it too, so it counts only together with the
+/// hook of an earlier lease.
 pub const HANDED: &str = "granted.gpushare.io/handed";
 
-/// The NVIDIA driver's major number. Its minors from 254 up are control nodes.
+/// The NVIDIA driver's major number. Minors from 254 up are control nodes.
 const MAJOR: i64 = 195;
 const FIRST_CONTROL_MINOR: i64 = 254;
 
@@ -387,8 +386,8 @@ pub fn gpu_minor(node: &Node) -> Option<u32> {
     u32::try_from(node.minor).ok().filter(|_| is_gpu)
 }
 
-/// Whether the bundle allows every character device, so that it has those of the whole host. Of several rules
-/// for all devices the last one counts.
+/// Whether the bundle allows every character device, so that it has those of the whole host. If several rules cover
+/// all devices, the last one counts.
 pub fn is_privileged(json: &Value) -> bool {
     rules(json)
         .filter(|rule| is_for_all(rule))
@@ -401,12 +400,12 @@ fn is_for_all(rule: &Value) -> bool {
     matches!(kind, "a" | "" | "c") && number(rule, "major").is_none() && number(rule, "minor").is_none()
 }
 
-/// Whether a denying rule takes away both reading and writing.
+/// Whether a denying rule removes both reading and writing.
 fn takes_use(rule: &Value) -> bool {
     access(rule).contains('r') && access(rule).contains('w')
 }
 
-/// What a device rule is about: reading, writing and `mknod`.
+/// The access that a device rule covers: reading, writing and `mknod`.
 fn access(rule: &Value) -> &str {
     rule["access"].as_str().unwrap_or("rwm")
 }
@@ -415,7 +414,7 @@ fn rules(json: &Value) -> impl Iterator<Item = &Value> {
     list(&json["linux"]["resources"]["devices"])
 }
 
-/// The items of a JSON list; none where the value is no list.
+/// The items of a JSON list; none if the value is not a list.
 fn list(json: &Value) -> impl Iterator<Item = &Value> {
     json.as_array().into_iter().flatten()
 }
@@ -425,7 +424,7 @@ pub fn lets_use(rule: &Value) -> bool {
     rule["allow"] == true && access(rule).contains(['r', 'w'])
 }
 
-/// A number of a device rule. `None` stands for every number: the field is absent or -1.
+/// A number in a device rule. `None` stands for every number: the field is absent or -1.
 fn number(rule: &Value, field: &str) -> Option<i64> {
     rule[field].as_i64().filter(|number| *number >= 0)
 }
@@ -452,7 +451,7 @@ pub fn ran_before(json: &Value) -> bool {
     list(&json["hooks"]["prestart"]).any(is_of_a_lease)
 }
 
-/// Whether it is gpushare's hook as the wrapper writes it. The hook of hook-only mode names no lease.
+/// Whether this is gpushare's hook as the wrapper writes it. The hook of hook-only mode names no lease.
 fn is_of_a_lease(hook: &Value) -> bool {
     hook["args"][0] == "gpushare-hook" && list(&hook["args"]).any(|word| word == "--lease")
 }
@@ -501,7 +500,7 @@ mod tests {
             (vec![gpu(1), gpu(3), null.clone()], vec![every.clone(), rule(3)], &[3]),
             // A device plugin's node, followed by all nodes of the host.
             (vec![gpu(3), gpu(1), gpu(3), null.clone()], vec![every.clone()], &[3, 3]),
-            // Every right, but no node of the host (containerd's privileged_without_host_devices).
+            // Full access, but no node of the host (containerd's privileged_without_host_devices).
             (vec![gpu(3)], vec![every.clone()], &[3]),
             // The last rule for all devices counts.
             (vec![gpu(1), gpu(3), null.clone()], vec![every.clone(), none.clone(), rule(1)], &[1, 3]),

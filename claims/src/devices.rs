@@ -1,4 +1,4 @@
-//! Names and lists of GPUs, as gpushare's own keys have them.
+//! Names and lists of GPUs as gpushare's own keys write them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ pub enum Devices {
 }
 
 impl Devices {
-    /// How many GPUs of a node with `all` of them.
+    /// The number of GPUs on a node that has `all` of them.
     pub fn count(&self, all: usize) -> usize {
         match self {
             Self::Any(count) | Self::Among(count, _) => usize::from(*count),
@@ -34,15 +34,15 @@ impl Devices {
 /// A name for one GPU or MIG instance, as users write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceSelector {
-    /// The index that NVML gives, in the order of PCI addresses.
+    /// NVML's index, in the order of PCI addresses.
     Index(u32),
-    /// A MIG instance, by the index of its GPU and by NVML's index of it on that GPU: `0:1`.
+    /// A MIG instance by the index of its GPU and NVML's index of the instance on that GPU: `0:1`.
     Part(u32, u32),
-    /// A MIG instance by its GPU and its ids, as drivers before 470 named it: `MIG-GPU-…/1/0`.
+    /// A MIG instance by its GPU and its ids, the form that drivers before 470 used: `MIG-GPU-…/1/0`.
     Instance(GpuUuid, InstanceId),
-    /// The N of `/dev/nvidiaN`. Only other systems' dialects make this; gpushare's own keys cannot write it.
+    /// The N of `/dev/nvidiaN`. Only dialects of other systems produce this; gpushare's own keys cannot express it.
     Minor(u32),
-    /// A whole UUID, of a GPU or of a MIG instance.
+    /// A full UUID of a GPU or of a MIG instance.
     Uuid(GpuUuid),
     /// The beginning of a UUID: `GPU-` or `MIG-`, and at least one more character.
     Prefix(String),
@@ -96,7 +96,7 @@ impl fmt::Display for DeviceSelector {
 impl FromStr for Devices {
     type Err = GrammarError;
 
-    /// Reads a comma list or `all`. The number of GPUs has a key of its own: see [`count`].
+    /// Reads a comma-separated list or `all`. The number of GPUs has its own key: see [`count`].
     fn from_str(text: &str) -> Result<Self, GrammarError> {
         if text == "all" {
             return Ok(Self::All);

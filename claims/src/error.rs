@@ -1,11 +1,11 @@
-//! Why a request is refused. Each message names the remedy and fits an engine's one-line message.
+//! Reasons why a request is refused. Each message names the remedy and fits an engine's one-line message.
 
 use crate::grammar::GrammarError;
 use crate::model::ModelError;
 use crate::selector::SelectorError;
 use gpushare_inventory::{CapabilityError, GpuUuid, ProfileError};
 
-/// Why a container's request is refused before placement.
+/// The reason why a container's request is refused before placement.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The key does not accept this value.
@@ -15,7 +15,7 @@ pub enum RequestError {
         key: String,
         /// The value, cut by [`shortened`].
         value: String,
-        /// Why the key does not accept it.
+        /// The reason.
         source: ValueError,
     },
     /// A key under gpushare's own prefix that gpushare does not know.
@@ -39,7 +39,7 @@ pub enum RequestError {
         /// Qualified name (vendor/class=device), escaped.
         name: String,
     },
-    /// A CDI device of gpushare's in a place where the settings forbid reading it.
+    /// A gpushare CDI device in a place where the settings forbid reading it.
     #[error(
         "NVIDIA_VISIBLE_DEVICES names CDI device {name}, but this node does not read it there ({setting}); ask by \
          annotation, or have the administrator change {setting}"
@@ -55,7 +55,7 @@ pub enum RequestError {
     Conflict {
         /// One of the words, as key and value.
         first: String,
-        /// What contradicts it: mostly another word, as key and value.
+        /// The contradicting item: usually another word, as key and value.
         second: String,
     },
     /// A variable for resource claims that none of this node's CDI files has written.
@@ -74,7 +74,7 @@ pub enum RequestError {
         "its resource claim holds nothing on this node: it was not prepared here, or was released already; delete the pod, so          that it is prepared anew"
     )]
     UnpreparedClaim,
-    /// The driver shows a claim's GPU no more.
+    /// The driver no longer shows a claim's GPU.
     #[error(
         "{claim} holds a share of {gpu}, which this node has no more (`gpushare devices`); delete its pods"
     )]
@@ -101,10 +101,10 @@ pub enum RequestError {
     Untrusted {
         /// The most trusted of the words that ask, as key and value.
         key: String,
-        /// The setting that would give its channel a ceiling.
+        /// The setting that would give the channel a ceiling.
         setting: &'static str,
     },
-    /// Variables alone ask for a GPU in a container to which kubelet allocated none.
+    /// Only variables ask for a GPU, in a container to which kubelet allocated none.
     #[error(
         "{key} asks for a GPU, but kubelet allocated none to this container, and variables grant nothing \
          without (request.kubelet): ask for one in its resources, or set NVIDIA_VISIBLE_DEVICES=void if it wants none"
@@ -113,13 +113,13 @@ pub enum RequestError {
         /// The word that asks, as key and value.
         key: String,
     },
-    /// A container that is to be answered before others, without a bound.
+    /// A container asks to run ahead of others, but without a compute limit.
     #[error("{key} needs a share of compute, beyond which it falls back: ask for cores, too")]
     LatencyWithoutCores {
         /// The word that asks, as key and value.
         key: String,
     },
-    /// A channel that may only lower states more than the node's default, and no trusted channel states that
+    /// A channel that may only lower a share states more than the node's default, and no trusted channel states that
     /// amount.
     #[error(
         "{key} asks for more than this node gives beside the trusted words, which leave it out (request.strict): remove it, or \
@@ -152,14 +152,14 @@ pub enum RequestError {
         /// Name of the setting that holds the ceiling.
         setting: &'static str,
     },
-    /// The container asks by gpushare's own variables alone, and this node does not read them.
+    /// The container asks only through gpushare's own variables, and this node does not read them.
     #[error(
         "its GPUSHARE_ variables are no request on this node (request.env); ask by annotation as gpushare.io/memory (docker \
          run --annotation, from docker 24 on), leave them and gpushare's CDI devices out, or have the administrator change \
          request.env"
     )]
     UnreadVariables,
-    /// The container asks by variables alone, and no variable counts on this node.
+    /// The container asks only through variables, and this node accepts no variable.
     #[error(
         "{by} asks by variables, which are no request on this node (request.env and request.nvidia); ask by annotation, or have \
          the administrator change these settings"
@@ -183,7 +183,7 @@ pub enum RequestError {
         /// The word that asks for MPS, as key and value.
         key: String,
     },
-    /// A compute policy under MPS, which has none.
+    /// A compute policy under MPS, which does not support one.
     #[error(
         "{key} and {mode} contradict each other: MPS holds compute by its active thread percentage alone; leave one out"
     )]
@@ -193,7 +193,7 @@ pub enum RequestError {
         /// The word that asks for MPS, as key and value.
         mode: String,
     },
-    /// A limit above a share that is not one number of bytes on every GPU.
+    /// A limit above a share whose memory is not one number of bytes, the same on every GPU.
     #[error(
         "{key} needs memory in bytes beside it, the same on each GPU and at most as much: write memory 4GiB and memory-limit \
          10GiB"
@@ -202,26 +202,26 @@ pub enum RequestError {
         /// The word that states the limit, as key and value.
         key: String,
     },
-    /// Another system's memory limit comes to less than 1 MiB.
+    /// Another system's memory limit amounts to less than 1 MiB.
     #[error("{by} comes to less than 1 MiB: ask for more")]
     TooSmall {
         /// The word that states the limit, as key and value.
         by: String,
     },
-    /// The name of a GPU fits none of the node's GPUs, or several.
+    /// The name of a GPU matches none of the node's GPUs, or several.
     #[error("{key}: {source}")]
     NoSuchGpu {
         /// Name of the annotation or variable.
         key: String,
-        /// Whether no GPU or several GPUs fit the name.
+        /// Whether no GPU or several GPUs match the name.
         source: SelectorError,
     },
-    /// The node has no MIG instance of the size that is asked for.
+    /// The node has no MIG instance of the requested size.
     #[error("{key}: this node has no such MIG instance (`gpushare devices`); it has {here}")]
     NoSuchInstance {
         /// The word that asks, as key and value.
         key: String,
-        /// The instances that it has.
+        /// The instances that the node has.
         here: String,
     },
     /// The inventory does not know how much memory the GPU has.
@@ -232,7 +232,7 @@ pub enum RequestError {
         /// The GPU without a known size.
         gpu: GpuUuid,
     },
-    /// Unknown driver capabilities, or ones that this node does not give.
+    /// Driver capabilities that are unknown or that this node does not give.
     #[error(transparent)]
     Capabilities(#[from] CapabilityError),
     /// The container names GPUs but no share, and this node requires a share.
@@ -241,7 +241,7 @@ pub enum RequestError {
          (as 4GiB or 25%) or annotate gpushare.io/memory, or have the administrator change request.nvidia"
     )]
     NoShare,
-    /// It names no size, and the node gives none by itself.
+    /// The container names no size, and the node has no default size.
     #[error(
         "the container names no memory, and this node gives none by itself (request.default_memory): set GPUSHARE_MEMORY (as \
          4GiB or 25%) or annotate gpushare.io/memory"
@@ -249,28 +249,27 @@ pub enum RequestError {
     NoMemory,
 }
 
-/// What is wrong with the value of a key.
+/// The mistake in the value of a key.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
     /// The value breaks the grammar of gpushare's own key.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
-    /// The value is not one that another system's key can hold; the text says why.
+    /// The value is not valid for another system's key; the text gives the reason.
     #[error("{0}")]
     Foreign(String),
     /// The value is not a model filter.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The value is not the name of a size of MIG instance.
+    /// The value is not the name of a MIG instance size.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The value is not a list of driver capabilities, or it has more than this node gives.
+    /// The value is not a list of driver capabilities, or it includes one that this node does not give.
     #[error(transparent)]
     Capability(#[from] CapabilityError),
 }
 
-/// Cuts a value to 80 characters for a message, since a bundle may hold a megabyte of it. The formatter
-/// escapes it (`{:?}`).
+/// Cuts a value to 80 characters for a message, since a bundle may hold a megabyte. The formatter escapes it (`{:?}`).
 pub fn shortened(value: &str) -> String {
     const LONGEST: usize = 80;
     match value.char_indices().nth(LONGEST) {

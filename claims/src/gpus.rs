@@ -18,26 +18,26 @@ impl<'a> NodeGpus<'a> {
         self.0.iter().collect()
     }
 
-    /// What a request means that names no GPU: the whole GPUs. On a node without any, where all are divided,
-    /// its MIG instances.
+    /// The GPUs meant by a request that names none: the whole GPUs. On a node where all GPUs are divided, its MIG
+    /// instances.
     pub fn unnamed(self) -> Vec<&'a Gpu> {
         let is_meant = |gpu: &&Gpu| gpu.instance.as_ref().is_none_or(|instance| instance.stands_for_gpu);
         self.0.iter().filter(is_meant).collect()
     }
 
-    /// The GPU that `selector` names; `key` is where it was written, for the error.
+    /// The GPU that `selector` names; `key` is its origin, for the error.
     pub fn find(self, key: &str, selector: &DeviceSelector) -> Result<&'a Gpu, RequestError> {
         let named = |source| RequestError::NoSuchGpu { key: shortened(key), source };
         find_gpu(selector, self.0).map_err(named)
     }
 
-    /// The GPUs that `selectors` name, in their order, doubles dropped; `key` is for the error.
+    /// The GPUs that `selectors` name, in order, without duplicates; `key` is for the error.
     pub fn find_each(self, key: &str, selectors: &[DeviceSelector]) -> Result<Vec<&'a Gpu>, RequestError> {
         each_once(selectors.iter().map(|selector| self.find(key, selector)))
     }
 }
 
-/// The GPUs in their order, doubles dropped.
+/// The GPUs in order, without duplicates.
 pub fn each_once<'a>(
     gpus: impl Iterator<Item = Result<&'a Gpu, RequestError>>,
 ) -> Result<Vec<&'a Gpu>, RequestError> {
@@ -51,7 +51,7 @@ pub fn each_once<'a>(
     Ok(known)
 }
 
-/// Whether `gpus` has `gpu`, by UUID.
+/// Whether `gpus` contains `gpu`, compared by UUID.
 pub fn contains(gpus: &[&Gpu], gpu: &Gpu) -> bool {
     gpus.iter().any(|other| other.uuid == gpu.uuid)
 }
@@ -61,7 +61,7 @@ pub fn has_double(gpus: &[&Gpu]) -> bool {
     gpus.iter().enumerate().any(|(place, gpu)| contains(&gpus[..place], gpu))
 }
 
-/// The GPU's whole memory, or an error where the inventory does not know it.
+/// The GPU's total memory, or an error if the inventory does not know it.
 pub fn total(gpu: &Gpu) -> Result<DeviceMemory, RequestError> {
     gpu.memory.ok_or(RequestError::UnknownSize { gpu: gpu.uuid })
 }

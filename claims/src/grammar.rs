@@ -6,10 +6,10 @@ use std::str::FromStr;
 use gpushare_inventory::DeviceMemory;
 use serde::{Deserialize, Serialize};
 
-/// Why a value is refused; the message lists the accepted forms.
+/// The reason why a value is refused; the message lists the accepted forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// A size without a unit. It is refused because other systems read such a number as bytes, MiB or GiB.
+    /// A size without a unit. It is refused because systems disagree whether such a number is bytes, MiB or GiB.
     #[error("a size needs a unit: write 4GiB, 4Gi, 4096MiB, 4G (10^9 bytes) or 25%")]
     NoUnit,
     /// The text does not begin with a number, or the number is badly formed.
@@ -23,10 +23,10 @@ pub enum GrammarError {
         "unknown unit, whose case counts: known are Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB, K, M, G, T, KB, MB, GB, TB, docker's k, m, g, t and %"
     )]
     UnknownUnit,
-    /// More than fits into 64 bits.
+    /// A size that does not fit into 64 bits.
     #[error("larger than any GPU: at most 16777215 TiB can be written")]
     TooLarge,
-    /// Less than 1 MiB.
+    /// A size below 1 MiB.
     #[error("a share is at least 1 MiB; to start without a GPU leave the request out")]
     TooSmall,
     /// A percentage outside 1 to 100.
@@ -59,7 +59,7 @@ pub enum GrammarError {
     /// A compute policy that does not exist.
     #[error("unknown compute policy: known are fixed, burst, latency and none")]
     UnknownPolicy,
-    /// A percentage where only bytes are meant.
+    /// A percentage where only bytes are accepted.
     #[error("it is an amount with a unit: write 4GiB, 4Gi, 4096MiB or 4G (10^9 bytes)")]
     NotAnAmount,
     /// A priority outside 0 to 9.
@@ -76,14 +76,14 @@ pub enum ComputePolicy {
     Fixed,
     /// The share is guaranteed, and the container may also use time that others leave idle.
     Burst,
-    /// As `Burst`, and it is answered before others, as long as it uses no more than its share.
+    /// Like `Burst`, and the container runs ahead of others as long as it uses no more than its share.
     Latency,
     /// No compute limit.
     None,
 }
 
 impl ComputePolicy {
-    /// The word for it in requests, in the quota store and in listings.
+    /// The word for the policy in requests, in the quota store and in listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fixed => "fixed",
@@ -94,7 +94,7 @@ impl ComputePolicy {
     }
 }
 
-/// A share that a supervisor outside of the container must hold, whatever the node's settings say.
+/// A share that a supervisor outside the container must hold, regardless of the node's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SupervisorRequired;
 
@@ -106,7 +106,7 @@ impl FromStr for SupervisorRequired {
     }
 }
 
-/// Who holds a share.
+/// The owner of a share: a container or its pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
     /// The container alone.
@@ -128,7 +128,7 @@ impl FromStr for Scope {
     }
 }
 
-/// How much memory is asked for on each GPU.
+/// How much memory the request is for, on each GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryRequest {
     /// An amount in bytes.
@@ -197,10 +197,10 @@ const UNITS: [(&str, u64); 20] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// Reads a size in bytes: digits, perhaps a point and up to nine more digits, and a unit. A leading zero is
-/// refused, since some programs read 010 as eight. Units are those of Kubernetes (Gi is 2^30, G is 10^9),
-/// each also with a B, and docker's single lower-case letters (`4g` is 2^32). Kubernetes' `m` for a
-/// thousandth has no use here; `m` is docker's 2^20.
+/// Reads a size in bytes: digits, optionally a point and up to nine more digits, and a unit. A leading zero is
+/// refused, since some programs read 010 as eight. Units are those of Kubernetes (Gi is 2^30, G is 10^9), optionally
+/// with a B, and docker's single lower-case letters (`4g` is 2^32). Kubernetes' `m` for a thousandth has no use here;
+/// `m` is docker's 2^20.
 fn size(text: &str) -> Result<u64, GrammarError> {
     if text.contains(char::is_whitespace) {
         return Err(GrammarError::Blanks);
@@ -230,8 +230,8 @@ fn percentage(text: &str) -> Result<u8, GrammarError> {
     whole::<u8>(text).filter(|percent| (1..=100).contains(percent)).ok_or(GrammarError::NotAPercentage)
 }
 
-/// Reads digits without a sign and without a leading zero, since some programs read 010 as eight. `None` for
-/// a number that the type cannot hold.
+/// Reads digits without a sign and without a leading zero, since some programs read 010 as eight. `None` if the type
+/// cannot hold the number.
 pub fn whole<T: FromStr>(text: &str) -> Option<T> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let padded = text.len() > 1 && text.starts_with('0');
@@ -289,23 +289,23 @@ impl fmt::Display for Cores {
     }
 }
 
-/// How GPUs are given to a container, in the order of how much that is.
+/// How a container gets its GPUs, ordered from least to most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// A part of each GPU; the interception library enforces the limit.
     #[default]
     Share,
-    /// A part of one GPU whose programs run on it at once, by NVIDIA's Multi-Process Service. The
-    /// interception library enforces the limit of memory, and MPS that of compute.
+    /// A part of one GPU whose programs run concurrently under NVIDIA's Multi-Process Service. The interception
+    /// library enforces the memory limit, and MPS enforces the compute limit.
     Mps,
-    /// Turns on each GPU, as its driver gives them to all processes. Nothing limits memory and compute.
+    /// Turns on each GPU, as the driver schedules all processes. Nothing limits memory or compute.
     TimeSlice,
-    /// Whole GPUs, of which no other container gets a share.
+    /// Whole GPUs, which are never shared with other containers.
     Exclusive,
 }
 
 impl Mode {
-    /// The word for it in requests and listings.
+    /// The word for the mode in requests and listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Share => "share",
@@ -343,7 +343,7 @@ impl Priority {
     /// The highest priority, 9.
     pub const HIGHEST: Self = Self(9);
 
-    /// Makes a priority of `level`; more than 9 becomes 9.
+    /// Makes a priority of `level`; values above 9 become 9.
     pub const fn at_most(level: u8) -> Self {
         if level < Self::HIGHEST.0 { Self(level) } else { Self::HIGHEST }
     }

@@ -1,28 +1,28 @@
-//! Finds other systems' interception libraries in a bundle. Where two such libraries are loaded, or one
-//! besides gpushare's, both hook the same calls and count each allocation twice.
+//! Finds other systems' interception libraries in a bundle. If two such libraries are loaded, or one together with
+//! gpushare's, both hook the same calls and count each allocation twice.
 //!
-//! Each dialect's file says what its library looks like.
+//! Each dialect's file describes its library.
 
 use std::path::Path;
 
 use crate::container::Container;
 use crate::error::shortened;
 
-/// How a bundle shows one system's library.
+/// How to recognize one system's library in a bundle.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     /// Mount targets of the library's owner. A mount at or below one of them belongs to the library.
     pub folders: &'static [&'static str],
     /// File names of the library, without folders.
     pub files: &'static [&'static str],
-    /// What proves that its owner brought it. `None` for a library that does not limit memory by itself.
+    /// The proof that the library's owner installed it. `None` for a library that does not limit memory by itself.
     pub owner: Option<Owner>,
 }
 
-/// What proves that the owner of a memory-limiting library brought it.
+/// The proof that the owner of a memory-limiting library installed it.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
-    /// Prefix of the variables that it reads the memory limit from; some end in a GPU's position.
+    /// Prefix of the variables from which the library reads the memory limit; some end in a GPU's position.
     pub limit: &'static str,
     /// The library's path in the container.
     pub library: &'static str,
@@ -30,7 +30,7 @@ pub struct Owner {
     pub folder: &'static str,
 }
 
-/// What was found of other systems' libraries in one bundle.
+/// Other systems' libraries found in one bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interceptor {
     /// Mount targets of the libraries and of /etc/ld.so.preload.
@@ -43,24 +43,24 @@ pub struct Interceptor {
 const PRELOAD_FILE: &str = "/etc/ld.so.preload";
 /// The variable with the dynamic loader's list. Colons and blanks separate its items.
 const PRELOAD: &str = "LD_PRELOAD";
-/// The note where the setting `StandDown` does not apply because the library is not proved.
+/// The note for a library that is not proved, so that the setting `StandDown` does not apply.
 pub const UNPROVED: &str = "what looks like another system's interception library is not proved to hold this limit \
      (owner's mounts, its own dialect alone): it is taken out, and gpushare holds the limit";
 
 impl Owner {
-    /// Whether the owner's library is mounted, is loaded into every program, and is told a limit.
+    /// Whether the owner's library is mounted, is loaded into every program, and has a limit.
     pub fn holds(&self, container: &Container) -> bool {
         let last = container.named(PRELOAD).next_back();
         let in_variable = last.is_some_and(|(_, list)| items(list).any(|item| item == self.library));
         let is_loaded = in_variable || self.mounts(PRELOAD_FILE, container);
-        // The library takes 0 for no limit. The plugins also write variables with an empty value.
+        // The library treats 0 as no limit. The plugins also write variables with an empty value.
         let mut limits =
             container.env().filter(|(key, value)| key.starts_with(self.limit) && !value.is_empty());
         let states = limits.next().is_some_and(is_limit) && limits.all(is_limit);
         self.mounts(self.library, container) && is_loaded && states
     }
 
-    /// Whether the owner's file is at `target` and no later mount, such as a pod's volume, lies over it.
+    /// Whether the owner's file is at `target` and no later mount, such as a pod's volume, covers it.
     fn mounts(&self, target: &str, container: &Container) -> bool {
         let over = |target_of_mount: &str| {
             // A relative target or one with `..` can resolve to any path.
@@ -93,7 +93,7 @@ impl Library {
 }
 
 impl Interceptor {
-    /// The number of its mounts and items in `LD_PRELOAD`.
+    /// The number of mounts and of items in `LD_PRELOAD`.
     pub fn count(&self) -> usize {
         self.mounts.len() + self.preloads.len()
     }
@@ -103,7 +103,7 @@ impl Interceptor {
         self.mounts.iter().chain(&self.preloads).next().map(|what| shortened(what))
     }
 
-    /// What the bundle holds of the `known` libraries; `None` where it holds nothing of them.
+    /// Finds the `known` libraries in the bundle; `None` if it contains none of them.
     pub fn of(container: &Container, known: &[Library]) -> Option<Self> {
         let is_known = |target: &str| known.iter().any(|library| library.is_at(target));
         let targets = container.mounts().iter().map(|mount| mount.target.as_str());

@@ -1,10 +1,9 @@
 //! Merges the claims of all sources into one request. The smallest statement of each limit counts.
 //!
-//! Claims are compared by rank. A less trusted claim may ask for less, and then counts. One that asks for
-//! more is refused on a strict node; elsewhere it is cut, with a note. Claims that grant are held to the
-//! ceilings of their channel. On a strict node whatever exceeds the node's default needs a claim that may
-//! grant. What no claim states is the node's default, never "no limit". Nothing here knows another system's
-//! keys.
+//! Claims are compared by rank. A less trusted claim may ask for less, and then it counts. If it asks for more, a
+//! strict node refuses it; other nodes cut it and add a note. Claims that grant are held to the ceilings of their
+//! channel. On a strict node anything above the node's default needs a claim that may grant. An amount that no claim
+//! states gets the node's default, never "no limit". This module knows no other system's keys.
 
 mod amounts;
 mod spread;
@@ -44,11 +43,11 @@ pub fn merge(claims: &[Claim], policy: &Policy, node: NodeGpus) -> Result<Reques
     merge.request(&spread, shares, mode)
 }
 
-/// What a container that takes turns on a GPU should know.
+/// The note for a container that takes turns on a GPU.
 const TIME_SLICE: &str =
     "time-slice: nothing limits the container's memory and compute, nor those of the containers beside it";
 
-/// Bounds the notes, since a bundle may hold a hundred thousand entries that differ.
+/// Limits the number of notes, since a bundle may hold a hundred thousand conflicting entries.
 const MOST_NOTES: usize = 32;
 
 struct Merge<'a> {
@@ -77,8 +76,8 @@ impl<'a> Merge<'a> {
         self.claims.iter().copied().filter(|claim| claim.asks)
     }
 
-    /// Refuses claims of which none that asks may grant. Where lists of GPUs in variables are no request,
-    /// words of unchecked images alone are refused too.
+    /// Refuses the request if none of the claims that ask may grant. If lists of GPUs in variables are no request,
+    /// also refuses it if only words of unchecked images ask.
     fn refuse_without_grantor(&self) -> Result<(), RequestError> {
         let first = self.asking().next().ok_or(RequestError::NoShare)?;
         let mut granting = self.asking().filter(|claim| self.may_grant(claim)).peekable();
@@ -94,7 +93,7 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// The smallest value that claims state, compared by `compare`; `None` where none states one.
+    /// The smallest value that claims state, compared by `compare`; `None` if no claim states one.
     fn least<T: Copy>(
         &mut self,
         value: impl Fn(&Claim) -> Option<T>,
@@ -118,9 +117,9 @@ impl<'a> Merge<'a> {
         Ok(found)
     }
 
-    /// Handles a second claim that states more than the first, or something else at the same rank. A strict
-    /// node refuses it. Two words in gpushare's own keys come from a person who can mend them, so every node
-    /// refuses those. Elsewhere a note says what counts.
+    /// Handles a second claim that states more than the first, or something different at the same rank. A strict node
+    /// refuses it. If both use gpushare's own keys, every node refuses them, because their author can fix them.
+    /// Otherwise a note says which one counts.
     fn differ(&mut self, first: &Claim, second: &Claim, outcome: &str) -> Result<(), RequestError> {
         if self.policy.strict || !first.is_foreign() && !second.is_foreign() {
             return Err(self.refused(first, second));
@@ -136,15 +135,14 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Adds a note unless it is there already: claims are compared once for each GPU.
+    /// Adds a note unless it is already there: claims are compared once for each GPU.
     fn note(&mut self, note: String) {
         if self.notes.len() < MOST_NOTES && !self.notes.contains(&note) {
             self.notes.push(note);
         }
     }
 
-    /// How the container gets its GPUs: in no way that is more than any claim says. A limit is less than
-    /// turns without one.
+    /// How the container gets its GPUs: never more than any claim states. A limit is less than turns without a limit.
     fn mode(&mut self, spread: &Spread) -> Result<Mode, RequestError> {
         if self.exclusive(spread)? {
             return Ok(Mode::Exclusive);
@@ -158,8 +156,8 @@ impl<'a> Merge<'a> {
             return self.mps();
         }
         let turns = least.first;
-        // What is said of memory beside turns is a need, and no limit, where one author wrote both. Images
-        // write variables, too.
+        // A memory amount from the author of the time-slice request is the expected need, not a limit. This needs at
+        // least a pod's rank: images write variables, too.
         let is_need =
             |claim: &Claim| !claim.is_foreign() && claim.rank == turns.rank && claim.rank >= Rank::Pod;
         let limiting = |claim: &&Claim| claim.mode.is_none() && claim.states_amounts() && !is_need(claim);
@@ -170,8 +168,8 @@ impl<'a> Merge<'a> {
         Ok(if limits.is_empty() { least.value } else { Mode::Share })
     }
 
-    /// MPS, where a claim asks for it that is believed as far as any that states a mode or amounts: its
-    /// neighbours' faults are the container's, which no image decides for who is trusted more.
+    /// Chooses MPS if a claim asks for it that is trusted as far as every claim that states a mode or amounts. Under
+    /// MPS a neighbour's fault also hits this container, so an image must not choose it over a more trusted author.
     fn mps(&mut self) -> Result<Mode, RequestError> {
         let asking = self.claims.iter().copied().find(|claim| claim.mode == Some(Mode::Mps));
         let first = self.claims.iter().copied().find(|claim| claim.states_amounts());
@@ -184,8 +182,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Whether the container gets whole GPUs. It does where the most trusted claim with amounts says so and
-    /// no other claim states a share.
+    /// Whether the container gets whole GPUs. It does if the most trusted claim with amounts says so and no other
+    /// claim states a share.
     fn exclusive(&mut self, spread: &Spread) -> Result<bool, RequestError> {
         let stating: Vec<&Claim> =
             self.claims.iter().copied().filter(|claim| claim.states_amounts()).collect();
@@ -200,16 +198,16 @@ impl<'a> Merge<'a> {
         Ok(stating.iter().all(|claim| claim.is_exclusive()))
     }
 
-    /// Whether the node gives whole GPUs to a container that names GPUs without an amount, and no ceiling is
-    /// below a whole GPU.
+    /// Whether the node gives whole GPUs to a container that names GPUs without an amount, and no ceiling is below a
+    /// whole GPU.
     fn is_whole_by_policy(&self, spread: &Spread) -> bool {
         let knows_shares = self.asking().any(|claim| claim.takes_defaults);
         let wanted = self.policy.nvidia == NvidiaPolicy::Whole && !knows_shares;
         wanted && spread.gpus.iter().all(|gpu| matches!(self.ceiling_of_default(Some(gpu), spread), Ok(None)))
     }
 
-    /// Refuses what MPS cannot hold: several GPUs, since a program reaches one control daemon, and compute in
-    /// another way than by its thread percentage.
+    /// Refuses what MPS does not support: several GPUs, since a program reaches only one control daemon, and limiting
+    /// compute other than by thread percentage.
     fn refuse_beside_mps(&self, devices: &Devices) -> Result<(), RequestError> {
         let mode = self.claims.iter().find(|claim| claim.mode == Some(Mode::Mps));
         let mode = mode.map_or("", |claim| &claim.by);
@@ -234,8 +232,7 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Refuses to put a container before others that has no share of compute which bounds it, or who may not
-    /// say so.
+    /// Refuses the latency policy for a container without a compute limit, or from an author who may not choose it.
     fn check_latency(&mut self, request: &Request) -> Result<(), RequestError> {
         if request.compute_policy != ComputePolicy::Latency {
             let stated = self.claims.iter().find_map(|claim| claim.compute_policy);
@@ -260,8 +257,8 @@ impl<'a> Merge<'a> {
         if is_granted { Ok(()) } else { Err(RequestError::AboveDefault { key }) }
     }
 
-    /// The host memory that may stand in for the GPU's. It is a resource of the node's for which the settings
-    /// have no ceilings, so one of the claims that state it must be one that may grant without any.
+    /// The host memory that may stand in for GPU memory. It is a resource of the node for which the settings have no
+    /// ceilings, so at least one of the claims that state it must be allowed to grant without ceilings.
     fn host_memory(&mut self, mode: Mode) -> Result<DeviceMemory, RequestError> {
         let Some(least) = self.least(|claim| claim.host_memory, |a, b| Ok(a.cmp(b)))? else {
             return Ok(DeviceMemory::ZERO);
@@ -281,9 +278,9 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// The most memory that the container may grow to on each GPU. It is as much memory as a share of that
-    /// size while nobody else needs it, so it counts where it is said by who is believed as far as any that
-    /// states amounts, and by one who may grant without ceilings.
+    /// The most memory to which the container may grow on each GPU. While no other container needs the memory, this is
+    /// worth as much as a share of that size. It therefore needs a claim that is trusted as far as every claim that
+    /// states amounts, and a claim that may grant without ceilings.
     fn memory_limit(&mut self, shares: &[Granted], mode: Mode) -> Result<Option<DeviceMemory>, RequestError> {
         let Some(least) = self.least(|claim| claim.memory_limit, |a, b| Ok(a.cmp(b)))? else {
             return Ok(None);

@@ -1,12 +1,11 @@
 //! Patterns over the names of annotations, in containerd's syntax.
 
-/// A list of patterns in containerd's syntax: `*` is any run of characters except `/`.
+/// A list of patterns in containerd's syntax: `*` matches any run of characters except `/`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPatterns(Vec<String>);
 
 impl KeyPatterns {
-    /// The annotations that device plugins write. containerd's setting `container_annotations` needs the same
-    /// list.
+    /// The annotations that device plugins write. containerd's setting `container_annotations` needs the same list.
     pub const SHIPPED: [&'static str; 6] = [
         "alloc.gpushare.io/*",
         "cdi.k8s.io/nvidia-device-plugin_*",
@@ -16,12 +15,12 @@ impl KeyPatterns {
         "tencent.com/vcuda-device",
     ];
 
-    /// A list of these patterns, without the shipped ones.
+    /// Makes a list of these patterns, without the shipped ones.
     pub fn new(patterns: Vec<String>) -> Self {
         Self(patterns)
     }
 
-    /// Whether `key` fits one of the patterns as a whole.
+    /// Whether one of the patterns matches the whole `key`.
     pub fn has(&self, key: &str) -> bool {
         self.0.iter().any(|pattern| matches(pattern, key))
     }

@@ -1,10 +1,10 @@
-//! How far a word of a bundle is believed: this depends on who can have written it.
+//! How far a word of a bundle is trusted. This depends on its possible authors.
 
-/// Who can have written a word. The later in this list, the more it is believed.
+/// The possible author of a word, from least to most trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// An environment variable. The bundle has the entries of image, pod and device plugin in one list and
-    /// does not tell them apart.
+    /// An environment variable. The bundle merges the entries of image, pod and device plugin into one list without
+    /// saying which is which.
     #[default]
     Environment,
     /// An annotation that the pod's author can write.
@@ -13,6 +13,6 @@ pub enum Rank {
     Granted,
     /// A device node or mount that is already in the bundle: kubelet or the engine's caller put it there.
     Handed,
-    /// What the node reserved: its own agent wrote it, and the bundle shows a secret of the node's.
+    /// A reservation by the node: its own agent wrote it, and the bundle shows a secret of the node.
     Node,
 }

@@ -1,5 +1,4 @@
-//! What one container asks for, in gpushare's own terms. From here on it does not matter which dialect said
-//! it.
+//! The request of one container in gpushare's own terms, independent of the dialect that it came from.
 
 use gpushare_inventory::{Capabilities, DeviceMemory, GpuUuid};
 
@@ -9,16 +8,16 @@ use crate::library::Interceptor;
 use crate::model::ModelFilter;
 use crate::policy::InterceptorPolicy;
 
-/// What one container asks for, after all claims are merged.
+/// The request of one container after all claims are merged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Memory on each GPU that `particular` does not list.
     pub memory: MemoryRequest,
-    /// Compute on each GPU that `particular` does not list; `None` is no limit.
+    /// Compute on each GPU that `particular` does not list; `None` means no limit.
     pub cores: Option<Cores>,
     /// GPUs whose share differs from `memory` and `cores`.
     pub particular: Vec<(GpuUuid, Share)>,
-    /// Which GPUs, or how many.
+    /// The GPUs, or their number.
     pub devices: Devices,
     /// The GPU models that the container accepts.
     pub model: ModelFilter,
@@ -28,10 +27,10 @@ pub struct Request {
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use; `None` allows all idle time.
     pub burst: Option<Cores>,
-    /// The most memory on each GPU that the container may grow to, above `memory`, which is in bytes and the
-    /// same on all of them then; `None`: it does not grow.
+    /// The memory to which the container may grow on each GPU, above `memory`, which is then in bytes and the same on
+    /// all GPUs; `None` means that it does not grow.
     pub memory_limit: Option<DeviceMemory>,
-    /// Host memory that may stand in for the GPU's where a share's own is full, over all its GPUs.
+    /// Total host memory, over all GPUs, that may stand in for GPU memory once the share is full.
     pub host_memory: DeviceMemory,
     /// The parts of the driver (compute, video and so on) that the container gets.
     pub capabilities: Capabilities,
@@ -39,40 +38,39 @@ pub struct Request {
     pub priority: Priority,
     /// Whether the container or its whole pod holds the share.
     pub scope: Scope,
-    /// The lease that the node reserved for the container's resource claim: the container joins it and gets
-    /// none of its own.
+    /// The lease that the node reserved for the container's resource claim. The container joins it and gets no lease
+    /// of its own.
     pub reserved: Option<i64>,
     /// Names of the dialects in which other systems wrote the request; empty for gpushare's own keys.
     pub dialects: Vec<&'static str>,
-    /// Variables of other systems, with the value that each must have in the container so that it states what
-    /// was granted.
+    /// Variables of other systems, with the value that each must have in the container to match the grant.
     pub variables: Vec<(String, String)>,
-    /// Whether the granted GPUs differ from the container's list, or are in another order, while the bundle
-    /// has limits that may count by position.
+    /// Whether the granted GPUs differ from the container's list, or come in another order, while the bundle has
+    /// limits that may count by position.
     pub moves_limits: bool,
-    /// Minors of the GPUs whose nodes the engine was handed, or of those in CDI files where it was handed
-    /// none. [`crate::HANDED`] keeps them, since a CDI file may be gone when the bundle is run again.
+    /// Minors of the GPUs whose nodes the engine was handed, or of those in CDI files if it was handed none.
+    /// [`crate::HANDED`] keeps them, since a CDI file may be gone when the bundle runs again.
     pub handed: Vec<u32>,
-    /// Minors of the nodes of MIG instances that the engine was handed beside them.
+    /// Minors of the nodes of MIG instances that the engine was handed with them.
     pub handed_capabilities: Vec<u32>,
-    /// Another system's interception library in the bundle, and what happens to it.
+    /// Another system's interception library in the bundle, and how to treat it.
     pub interceptor: Option<(Interceptor, InterceptorPolicy)>,
-    /// Whether it must be held by a supervisor.
+    /// Whether a supervisor must hold the share.
     pub needs_supervisor: bool,
-    /// Whether a supervisor outside of the container holds its memory. The node decides that, not who asks.
+    /// Whether a supervisor outside the container holds its memory. The node decides that, not the request.
     pub is_supervised: bool,
-    /// Whether that supervisor is to hold its compute, too.
+    /// Whether that supervisor also holds its compute.
     pub is_scheduled: bool,
-    /// Another system's words for the grant, for programs in the container that read them.
+    /// The system in whose words the container's programs read the grant.
     pub told: Option<Told>,
-    /// Messages about decisions that the person who asked may not expect.
+    /// Messages about decisions that the requesting user may not expect.
     pub notes: Vec<String>,
 }
 
-/// A system in whose words the grant is told to programs in the container.
+/// A system in whose words gpushare publishes the grant to programs in the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// Alibaba's gpushare, with the bytes that its numbers count.
+    /// Alibaba's gpushare, with the number of bytes in one of its units.
     Aliyun {
         /// Bytes of one unit.
         unit: u64,
@@ -81,30 +79,30 @@ pub enum Told {
     Hami,
 }
 
-/// What a request asks for on one GPU.
+/// The request's amounts on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Memory, in bytes, in percent of the GPU, or all that is left.
+    /// Memory in bytes, in percent of the GPU, or all that is left.
     pub memory: MemoryRequest,
-    /// Percent of compute; `None` is no limit.
+    /// Percent of compute; `None` means no limit.
     pub cores: Option<Cores>,
 }
 
-/// What the wrapper leaves of the list of GPUs in a granted bundle, for a later run of the same bundle.
+/// The GPU list that the wrapper leaves in a granted bundle, for a later run of the same bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Kept {
     /// The list as the engine wrote it.
     #[default]
     AsWritten,
-    /// The GPUs that were granted. The old list alone could mean more than was granted, or another GPU: other
-    /// sources also decided, and its numbers may have been minors because of a mark that is gone.
+    /// The granted GPUs. The old list alone could mean more than was granted, or another GPU: other sources also took
+    /// part in the decision, and its numbers may have been minors because of a mark that is gone.
     Granted(Vec<GpuUuid>),
-    /// No list: limits that count by the list's positions would apply to the wrong GPU.
+    /// No list: limits that count by position in the list would apply to the wrong GPU.
     Nothing,
 }
 
 impl Request {
-    /// Asks for this memory on each of these GPUs, with the default for everything else.
+    /// Asks for this memory on each of these GPUs, with defaults for everything else.
     pub fn new(devices: Devices, memory: MemoryRequest) -> Self {
         Self {
             memory,
@@ -135,12 +133,12 @@ impl Request {
         }
     }
 
-    /// Asks for these GPUs whole, of which no other container gets a share.
+    /// Asks for these GPUs as a whole; they are never shared with other containers.
     pub fn whole(devices: Devices) -> Self {
         Self { mode: Mode::Exclusive, ..Self::new(devices, MemoryRequest::Percent(100)) }
     }
 
-    /// What the bundle keeps of its list of GPUs for a later run.
+    /// The GPU list that the bundle keeps for a later run.
     pub fn kept(&self) -> Kept {
         let Devices::These(list) = &self.devices else { return Kept::AsWritten };
         let uuid = |selector: &DeviceSelector| match selector {
@@ -154,7 +152,7 @@ impl Request {
         }
     }
 
-    /// What the request asks for on this GPU.
+    /// The request's share on this GPU.
     pub fn on(&self, gpu: GpuUuid) -> Share {
         let particular = self.particular.iter().find(|(other, _)| *other == gpu);
         particular.map_or(Share { memory: self.memory, cores: self.cores }, |(_, share)| *share)

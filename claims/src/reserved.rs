@@ -1,4 +1,4 @@
-//! What the node reserved for a container before it was created.
+//! The share that the node reserved for a container before creation.
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 
@@ -9,19 +9,19 @@ use crate::grammar::Cores;
 pub struct Reserved {
     /// The claim as `NAMESPACE/NAME`, for messages.
     pub claim: String,
-    /// Number of its lease.
+    /// Number of the claim's lease.
     pub lease: i64,
     /// One entry for each GPU, in the container's order.
     pub shares: Vec<ReservedShare>,
 }
 
-/// What is reserved on one GPU.
+/// The reserved share of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservedShare {
     /// UUID of the GPU.
     pub gpu: GpuUuid,
-    /// Memory that all containers of the claim may use on it together.
+    /// Memory that all containers of the claim may use together.
     pub memory: DeviceMemory,
-    /// Compute share in percent; `None` is no limit.
+    /// Compute share in percent; `None` means no limit.
     pub cores: Option<Cores>,
 }

@@ -1,10 +1,10 @@
-//! Finds the GPU that a name in a request means.
+//! Finds the GPU that a name in a request refers to.
 
 use gpushare_inventory::{Gpu, GpuUuid};
 
 use crate::devices::DeviceSelector;
 
-/// Why a name does not mean exactly one GPU.
+/// The reason why a name does not match exactly one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// No GPU of the node has that name.
@@ -15,7 +15,7 @@ pub enum SelectorError {
         /// Index and UUID of every GPU of the node.
         here: String,
     },
-    /// The GPU is divided, so that only its instances can be given.
+    /// The GPU is divided, so that only its instances can be given out.
     #[error(
         "{selector} is divided into MIG instances, which are given in its place; name one of them, or ask by size with \
          GPUSHARE_MIG: {here}"
@@ -26,21 +26,21 @@ pub enum SelectorError {
         /// Its instances.
         here: String,
     },
-    /// The name is the beginning of several GPUs' UUIDs.
+    /// The name is a prefix of several GPUs' UUIDs.
     #[error(
         "{selector} is the beginning of several GPUs' UUIDs; write more of it (`gpushare devices`): {here}"
     )]
     Ambiguous {
         /// The name as the user wrote it.
         selector: String,
-        /// Index and UUID of every GPU that it may mean.
+        /// Index and UUID of every GPU that it matches.
         here: String,
     },
 }
 
 /// The one GPU that `selector` names.
 ///
-/// # Errors
+/// If there is none, or more than one.
 /// When there is none, or more than one.
 pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gpu, SelectorError> {
     let fits = |gpu: &&Gpu| match selector {
@@ -67,12 +67,12 @@ pub fn find_gpu<'a>(selector: &DeviceSelector, gpus: &'a [Gpu]) -> Result<&'a Gp
     }
 }
 
-/// Whether the UUID begins so, in letters of any case.
+/// Whether the UUID starts with `prefix`, ignoring case.
 fn begins(uuid: GpuUuid, prefix: &str) -> bool {
     uuid.to_string().to_ascii_lowercase().starts_with(&prefix.to_ascii_lowercase())
 }
 
-/// Whether the selector names the whole GPU of which this is an instance.
+/// Whether the selector names the whole GPU to which this instance belongs.
 fn is_part_of(gpu: &Gpu, selector: &DeviceSelector) -> bool {
     gpu.instance.is_some()
         && match selector {
@@ -88,11 +88,10 @@ fn names<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
     gpus.map(Gpu::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// How a bare number names a GPU. Systems differ in this, and a wrong guess gives the container somebody
-/// else's GPU.
+/// How a bare number names a GPU. Systems differ in this, and a wrong guess gives the container another tenant's GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexMeaning {
-    /// The index that NVML gives, in the order of PCI addresses.
+    /// NVML's index, in the order of PCI addresses.
     Pci,
     /// The N of `/dev/nvidiaN`.
     #[default]

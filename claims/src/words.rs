@@ -10,13 +10,13 @@ use crate::rank::Rank;
 /// One word of a bundle: a variable, an annotation, or something that the engine was handed.
 #[derive(Clone, Copy, Debug)]
 pub struct Word<'a> {
-    /// Name of the variable or annotation, or the kind of thing that was handed over.
+    /// Name of the variable or annotation, or the kind of handed-over device or mount.
     pub key: &'a str,
-    /// The value as written, without any change.
+    /// The value exactly as written.
     pub value: &'a str,
-    /// Who can have written it, and so how far it is believed.
+    /// The possible author, which decides how far the word is trusted.
     pub rank: Rank,
-    /// Whether it is a variable. The rank does not tell: annotations of podman's bundles have the rank of
+    /// Whether it is a variable. The rank does not show this: annotations in podman bundles have the rank of
     /// variables.
     pub is_variable: bool,
 }
@@ -38,7 +38,7 @@ impl<'a> Word<'a> {
         Self { key, value, rank: Rank::Handed, is_variable: false }
     }
 
-    /// The error for a value that this dialect cannot hold. `why` says what is wrong and what to write.
+    /// The error for a value that is invalid in this dialect. `why` names the mistake and what to write instead.
     pub fn wrong(&self, why: impl Into<String>) -> RequestError {
         RequestError::Malformed {
             key: shortened(self.key).escape_debug().to_string(),
@@ -79,13 +79,13 @@ impl<'a> Words<'a> {
         !self.hidden.iter().any(|owns| owns(key))
     }
 
-    /// Every variable that is not hidden, in order, doubles included.
+    /// Every visible variable, in order, duplicates included.
     pub fn variables(&self) -> impl Iterator<Item = Word<'a>> {
         let all = self.container.env().filter(|(key, _)| self.shows(key));
         all.map(|(key, value)| Word::variable(key, value))
     }
 
-    /// Every annotation that is not hidden, in the order of the keys.
+    /// Every visible annotation, in the order of the keys.
     pub fn annotations(&self) -> impl Iterator<Item = Word<'a>> {
         let all = self.container.annotations().iter().filter(|(key, _)| self.shows(key));
         all.map(|(key, value)| self.annotated(key, value))
@@ -95,18 +95,18 @@ impl<'a> Words<'a> {
         Word { key, value, rank: rank_of_annotation(key, self.container, self.policy), is_variable: false }
     }
 
-    /// The variables of this name, in order; none where the key is hidden.
+    /// The variables with this name, in order; none if the key is hidden.
     pub fn named(&self, key: &str) -> impl DoubleEndedIterator<Item = Word<'a>> + use<'a> {
         let all = if self.shows(key) { self.container.named(key).collect() } else { Vec::new() };
         all.into_iter().map(|(key, value)| Word::variable(key, value))
     }
 
-    /// Whether there is a variable of this name that is not hidden.
+    /// Whether there is a visible variable with this name.
     pub fn has(&self, key: &str) -> bool {
         self.shows(key) && self.container.named(key).next().is_some()
     }
 
-    /// The annotation of this name; `None` where the key is hidden.
+    /// The annotation with this name; `None` if the key is hidden.
     pub fn annotation(&self, key: &str) -> Option<Word<'a>> {
         let (key, value) = self.container.annotations().get_key_value(key)?;
         self.shows(key).then(|| self.annotated(key, value))
@@ -122,9 +122,8 @@ impl<'a> Words<'a> {
     }
 }
 
-/// The rank of the annotation `key`. A bundle tells only by the name of an annotation whether a device plugin
-/// wrote it. podman also passes an image's annotations, so in its bundles an annotation is worth no more than
-/// a variable.
+/// The rank of the annotation `key`. Only the name of an annotation shows whether a device plugin wrote it. podman
+/// also passes an image's annotations, so in its bundles an annotation counts no more than a variable.
 pub fn rank_of_annotation(key: &str, container: &Container, policy: &Policy) -> Rank {
     let is_listed = || policy.trusted_annotations.has(key);
     match container.writer() {
@@ -136,7 +135,7 @@ pub fn rank_of_annotation(key: &str, container: &Container, policy: &Policy) -> 
     }
 }
 
-/// Whether kubelet wrote the annotation for the container itself, by CRI-O's list of the container's own
+/// Whether kubelet wrote the annotation for the container itself, according to CRI-O's list of the container's own
 /// annotations.
 fn is_of_container(key: &str, container: &Container) -> bool {
     let own = container.cri_o_annotations().get(key);
@@ -161,7 +160,7 @@ mod tests {
         assert_eq!(rank(pod.clone(), key, false), Rank::Granted);
         assert_eq!(rank(pod, "gpushare.io/memory", false), Rank::Pod);
         assert_eq!(rank(json!({key: "4GiB"}), key, false), Rank::Granted);
-        // podman passes the annotations of the image's manifest, and sets its own mark last.
+        // podman passes the annotations of the image's manifest and sets its own mark last.
         let podman = json!({key: "80GiB", "io.container.manager": "libpod", "io.kubernetes.cri.container-type": "container"});
         assert_eq!(rank(podman, key, true), Rank::Environment);
     }

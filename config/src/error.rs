@@ -1,4 +1,4 @@
-//! Why settings cannot be used. Each message names the file or key and, where there is one, the remedy.
+//! Reasons why settings cannot be used. Each message names the file or key and, if there is one, the remedy.
 
 use std::error::Error;
 use std::iter;
@@ -6,16 +6,16 @@ use std::path::PathBuf;
 
 use gpushare_quota::Reason;
 
-/// The reason for which the settings are refused.
+/// The reason why the settings are refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// `GPUSHARE_CONFIG` or `--config` names a file that is not there.
+    /// `GPUSHARE_CONFIG` or `--config` names a file that does not exist.
     #[error("the settings file {path} does not exist; correct or unset GPUSHARE_CONFIG (a hook's --config)")]
     NoSuchFile {
-        /// Absolute or relative path, as it was named.
+        /// Absolute or relative path, as given.
         path: PathBuf,
     },
-    /// `GPUSHARE_CONFIG` is set to an empty text.
+    /// `GPUSHARE_CONFIG` is set to an empty string.
     #[error("GPUSHARE_CONFIG is empty; let it name a settings file, or unset it")]
     NoName,
     /// A file could not be read.
@@ -26,7 +26,7 @@ pub enum ConfigError {
         /// Error of the system call.
         source: std::io::Error,
     },
-    /// A file is not a regular file of root or the running user, or others may write to it.
+    /// A file is not a regular file owned by root or the running user, or others may write to it.
     #[error(
         "the settings file {path} must be a regular file of root, not writable by others (chown root, chmod 644)"
     )]
@@ -50,10 +50,10 @@ pub enum ConfigError {
         /// The reason, in one line.
         message: String,
     },
-    /// A value that has the right type but no meaning.
+    /// A value of the right type that has no meaning.
     #[error("{key} = {value:?}: {message}")]
     Value {
-        /// Section and key, as `quota.placement`.
+        /// Section and key, such as `quota.placement`.
         key: &'static str,
         /// The value as written.
         value: String,
@@ -73,7 +73,7 @@ pub(crate) fn value(key: &'static str, value: &str, message: impl ToString) -> C
     ConfigError::Value { key, value: value.to_owned(), message: message.to_string() }
 }
 
-/// The kind of a refusal that is told as `error`; [`Reason::Node`] where nothing else is known to have failed.
+/// The [`Reason`] of a refusal that is reported as `error`; [`Reason::Node`] if no more specific cause is known.
 pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
     let is_setting =
         iter::successors(Some(error), |error| (*error).source()).any(|cause| cause.is::<ConfigError>());

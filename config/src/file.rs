@@ -28,7 +28,7 @@ use crate::{Config, Kubernetes, Log, Meter, OnCheating, Paths, RecordFiles, Rule
 pub(crate) use salvage::salvage;
 
 const PLACEMENTS: [(&str, Placement); 2] = [("binpack", Placement::Binpack), ("spread", Placement::Spread)];
-/// Whether containers are kept from creating user namespaces.
+/// Whether to prevent containers from creating user namespaces.
 const USER_NAMESPACES: [(&str, bool); 2] = [("allow", false), ("deny", true)];
 /// Whether the driver limits containers, too.
 const DRIVER_LIMITS: [(&str, DriverLimits); 3] =
@@ -36,11 +36,11 @@ const DRIVER_LIMITS: [(&str, DriverLimits); 3] =
 /// Whether supervisors hold memory.
 const SUPERVISOR_MODES: [(&str, SupervisorMode); 3] =
     [("off", SupervisorMode::Off), ("auto", SupervisorMode::Auto), ("required", SupervisorMode::Required)];
-/// Whether calls to the driver fail in containers that have no device of it.
+/// Whether driver calls fail in containers that have no NVIDIA device.
 const BYSTANDERS: [(&str, bool); 2] = [("allow", false), ("deny", true)];
 /// Whether supervisors hold compute.
 const COMPUTE: [(&str, bool); 2] = [("library", false), ("supervisor", true)];
-/// Whether MPS has a card for its server alone.
+/// Whether MPS gets the card for its server alone.
 const MPS_COMPUTE_MODE: [(&str, bool); 2] = [("exclusive", true), ("unchanged", false)];
 /// Whether a rule ends containers.
 const ON_RULE: [(&str, bool); 2] = [("report", false), ("end", true)];
@@ -186,22 +186,22 @@ struct LogSection {
     level: String,
 }
 
-// The shipped values of each section. The build script writes them as code, so that no call of a runtime has
-// to parse gpushare.toml.
+// The shipped values of each section. The build script writes them as code, so that the runtime never has to parse
+// gpushare.toml.
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
-/// The shipped settings with `files` laid over them. `base` is the program's folder.
+/// The shipped settings overlaid with `files`. `base` is the program's folder.
 pub(crate) fn config(files: &[PathBuf], base: &Path) -> Result<Config, ConfigError> {
     merge(files)?.into_config(base).map_err(|error| located(error, files))
 }
 
-/// The shipped settings with `files` laid over them. A later file counts before an earlier one.
+/// The shipped settings overlaid with `files`. A later file overrides an earlier one.
 fn merge(files: &[PathBuf]) -> Result<File, ConfigError> {
     match files {
         [] => Ok(File::default()),
         [path] => merge_text(path, &read(path)?),
         _ => {
-            // Each file was checked alone, with its lines; together they only have more keys.
+            // Each file was already checked alone, with line numbers; merging only adds keys.
             let merged = over(Table::new(), files)?;
             File::deserialize(merged).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
         }
@@ -212,7 +212,7 @@ pub(crate) fn show(files: &[PathBuf]) -> Result<String, ConfigError> {
     Ok(toml::to_string_pretty(&over(shipped()?, files)?).unwrap_or_else(|error| format!("# {error}\n")))
 }
 
-/// What would be in force if `text` stood in the file `path`, which may not be there yet.
+/// The settings that would be in force if the file `path`, which may not exist yet, contained `text`.
 pub(crate) fn tried(files: &[PathBuf], path: &Path, text: &str, base: &Path) -> Result<Table, ConfigError> {
     let mut files = files.to_vec();
     // The settings file comes before its drop-ins.
@@ -232,19 +232,19 @@ pub(crate) fn shipped() -> Result<Table, ConfigError> {
     toml::from_str(SHIPPED).map_err(|error| mistake(Path::new(SHIPPED_NAME), SHIPPED, &error))
 }
 
-/// The last of `files` that sets `key`, and the line.
+/// The last of `files` that sets `key`, with the line number.
 pub(crate) fn origin(files: &[PathBuf], key: &str) -> Option<(PathBuf, usize)> {
     files.iter().rev().find_map(|path| Some((path.clone(), line_of(&read(path).ok()?, key)?)))
 }
 
-/// The shipped settings with `text` laid over them; `name` stands for the text in messages.
+/// The shipped settings overlaid with `text`; `name` stands for the text in messages.
 pub(crate) fn merge_text(name: &Path, text: &str) -> Result<File, ConfigError> {
     toml::from_str(text).map_err(|error| mistake(name, text, &error))
 }
 
 const SHIPPED_NAME: &str = "gpushare.toml (shipped)";
 
-/// Checks each of `files` and lays it over `base`.
+/// Checks each of `files` and overlays it on `base`.
 fn over(base: Table, files: &[PathBuf]) -> Result<Table, ConfigError> {
     over_by(base, files, read)
 }
@@ -281,7 +281,7 @@ fn line(text: &str, place: usize) -> usize {
     text.bytes().take(place).filter(|byte| *byte == b'\n').count() + 1
 }
 
-/// Adds file and line to an error about a value. If several files have the key, the last one is named.
+/// Adds file and line to an error about a value. If several files have the key, names the last one.
 fn located(error: ConfigError, files: &[PathBuf]) -> ConfigError {
     let ConfigError::Value { key, .. } = &error else { return error };
     match origin(files, key) {
@@ -303,10 +303,10 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
     }
 }
 
-/// The libraries by which limits hold.
+/// The libraries that limits depend on.
 const NEEDED: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// Names of driver files that are left out.
+/// Checks the names of driver files to leave out.
 fn left_out(names: Vec<String>) -> Result<Vec<String>, ConfigError> {
     for name in &names {
         if name.is_empty() || name.contains('/') || name.trim_end_matches('*').contains('*') {
@@ -335,8 +335,8 @@ fn overlay(base: &mut Table, over: Table) {
 }
 
 impl File {
-    /// Checks the texts and makes values of them. An empty path means the default place relative to the
-    /// program's folder `base`.
+    /// Checks the strings and converts them to values. An empty path means the default place relative to the program's
+    /// folder `base`.
     pub fn into_config(self, base: &Path) -> Result<Config, ConfigError> {
         let beside =
             |path: PathBuf, default: PathBuf| if path.as_os_str().is_empty() { default } else { path };
@@ -395,7 +395,7 @@ impl File {
     }
 }
 
-/// PREFIX/lib/gpushare for a program in PREFIX/bin. It has no `..`, because the path is written into bundles.
+/// PREFIX/lib/gpushare for a program in PREFIX/bin. It contains no `..`, because the path is written into bundles.
 fn libraries(base: &Path) -> PathBuf {
     base.parent().unwrap_or(base).join("lib/gpushare")
 }
@@ -461,7 +461,7 @@ fn rules(section: &RulesSection) -> Result<Rules, ConfigError> {
 
 const SPAN: &str = "must be a time as \"30s\", \"15m\", \"12h\" or \"7d\", of a year at most";
 
-/// A time of at least a second; `None` for an empty text.
+/// A duration of at least a second; `None` for an empty string.
 fn span(key: &'static str, text: &str) -> Result<Option<Duration>, ConfigError> {
     if text.is_empty() {
         return Ok(None);
@@ -484,7 +484,7 @@ fn cordoned(key: &'static str, list: &[String]) -> Result<BTreeSet<GpuUuid>, Con
     list.iter().map(|text| gpu(key, text)).collect()
 }
 
-/// What a resource counts: whole mebibytes.
+/// The unit of a Kubernetes memory resource, in whole mebibytes.
 fn granule(text: &str) -> Result<DeviceMemory, ConfigError> {
     let key = "kubernetes.memory_granule";
     let granule = size(key, text)?;

@@ -1,7 +1,7 @@
-//! Reads the administrator's settings from TOML, checks them and hands them on as values.
+//! Reads the administrator's settings from TOML, checks them and returns them as values.
 //!
-//! The shipped `gpushare.toml` is embedded and is the only place where defaults are written. A file with an
-//! unknown key or a wrong value is refused as a whole; the error names file and line.
+//! The shipped `gpushare.toml` is embedded, and defaults are written only there. A file with an unknown key or a wrong
+//! value is refused as a whole; the error names file and line.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -40,34 +40,34 @@ pub struct Config {
     pub request: Policy,
     /// Rules for admission: placement, reserve and overcommitment (section `quota`).
     pub quota: Admission,
-    /// Rules for containers that hold GPUs in others' way.
+    /// Rules for containers that block GPUs for others.
     pub rules: Rules,
-    /// Those of the cordoned GPUs that a command has cordoned.
+    /// The cordoned GPUs that a command has cordoned.
     pub cordoned_by_command: BTreeSet<GpuUuid>,
     /// Mounts that every container with a share gets besides the driver's files.
     pub mounts: Vec<gpushare_inject::ExtraMount>,
     /// Names of the driver's files that containers do not get.
     pub left_out: Vec<String>,
-    /// Whether containers with a share are kept from creating user namespaces.
+    /// Whether containers with a share are prevented from creating user namespaces.
     pub denies_user_namespaces: bool,
     /// Whether supervisors hold the memory of containers with a share.
     pub supervisor_mode: SupervisorMode,
-    /// Whether they hold compute, too.
+    /// Whether supervisors hold compute, too.
     pub supervisor_holds_compute: bool,
-    /// Whether calls to the driver fail in containers that ask for no share and have no device of it.
+    /// Whether driver calls fail in containers that ask for no share and have no NVIDIA device.
     pub denies_bystanders: bool,
     /// Whether the driver limits containers with a share, too.
     pub driver_limits: DriverLimits,
-    /// Whether `gpushare mps serve` sets a card's compute mode while MPS has it, so that the driver refuses
-    /// every process beside MPS' server. Otherwise it leaves the mode alone.
+    /// Whether `gpushare mps serve` sets a card's compute mode while MPS has it, so that the driver refuses every
+    /// process except the MPS server. Otherwise it leaves the mode alone.
     pub mps_is_exclusive: bool,
-    /// Absolute paths of folders with CDI files; later folders count first. They are read for CDI names that
-    /// tell no GPU.
+    /// Absolute paths of folders with CDI files; later folders take precedence. They are read for CDI names that do
+    /// not identify a GPU.
     pub cdi_folders: Vec<PathBuf>,
     /// Names of the shares that gpushare's CDI files offer, each in the form of
     /// [`gpushare_request::ShareName`].
     pub cdi_shares: Vec<String>,
-    /// What the agent of a cluster's node serves.
+    /// Settings of the agent on a cluster's node.
     pub kubernetes: Kubernetes,
     /// Settings of the node's meter.
     pub meter: Meter,
@@ -82,7 +82,7 @@ pub struct Paths {
     pub state: PathBuf,
     /// The folder of the history, which outlives a boot.
     pub history: PathBuf,
-    /// The folder with copies of the injected libraries that are fitted to this driver.
+    /// The folder with copies of the injected libraries that are adapted to this driver.
     pub cache: PathBuf,
     /// The program `gpushare-hook`.
     pub hook: PathBuf,
@@ -97,68 +97,67 @@ pub struct Paths {
 /// The settings of `gpushare-kube node`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// Names of the resources that its device plugin serves; none of them shows GPUs to the scheduler by a
-    /// ResourceSlice. The agent knows which names there are.
+    /// Names of the resources that the device plugin serves. If there are none, the agent publishes GPUs to the
+    /// scheduler in a ResourceSlice. The agent knows the valid names.
     pub resources: Vec<String>,
-    /// What one `gpushare.io/gpu-memory` is, in bytes: at least 1 MiB.
+    /// The size of one `gpushare.io/gpu-memory`, in bytes: at least 1 MiB.
     pub memory_granule: DeviceMemory,
-    /// How many shares a GPU has at most where shares are counted (`nvidia.com/gpu`), 1 to 100.
+    /// The most shares on a GPU if shares are counted (`nvidia.com/gpu`), 1 to 100.
     pub slots: u16,
 }
 
-/// What ends containers that hold GPUs in others' way.
+/// Rules that end containers which block GPUs for others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// For containers that use no GPU time.
     pub idle: Option<Rule>,
     /// For containers that hold a GPU for long.
     pub hold: Option<Rule>,
-    /// How long a container that is ended may take until it is killed.
+    /// How long an ended container has before it is killed.
     pub grace: Duration,
     /// Whether containers that find no room end others of lower priority.
     pub preempts: bool,
 }
 
-/// What becomes of a container after a time.
+/// The action on a container after a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The time, at least a second.
     pub after: Duration,
-    /// Whether it is ended; otherwise it is told in the log.
+    /// Whether to end the container; otherwise only the log reports it.
     pub ends: bool,
 }
 
 /// The settings of `gpushare meter`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meter {
-    /// Device memory per process, in bytes, that may be in use beyond what the container's region accounts
-    /// for.
+    /// Device memory per process, in bytes, that may be in use beyond what the container's region accounts for.
     pub tolerance: DeviceMemory,
-    /// What happens to a container that breaks its share.
+    /// The reaction to a container that breaks its share.
     pub on_cheating: OnCheating,
     /// Numbers of the driver's errors (Xid) that take a GPU out of service.
     pub xids: BTreeSet<u32>,
-    /// By which device files GPUs' own records of context switches are read; `None`: GPU time is that of
+    /// The device files from which to read the GPUs' own records of context switches; `None`: GPU time comes from
     /// NVML's samples.
     pub record: Option<RecordFiles>,
 }
 
-/// Device files by which the meter reads GPUs' records.
+/// Device files from which the meter reads the GPUs' records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordFiles {
-    /// The node's.
+    /// The node's files.
     OfNode,
-    /// Those of this folder.
+    /// The files in this folder.
     In(PathBuf),
 }
 
-/// What the meter does about a container that breaks its share: it damages its limits, or uses more than they
+/// The meter's reaction to a container that breaks its share: it tampers with its limits, or uses more than they
 /// allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnCheating {
     /// Reports it in the log, in `gpushare ps` and in `gpushare doctor`.
     Report,
-    /// The same: an earlier version's word, which stopped the container's processes.
+    /// Same as `Report`. In an earlier version it stopped the container's processes.
     Cap,
     /// Kills the container's processes.
     End,
@@ -171,9 +170,8 @@ pub struct Log {
     pub file: Option<PathBuf>,
     /// One JSON object per line instead of text.
     pub json: bool,
-    /// The least severe level that is written. An error: something failed. A warning: someone may have to
-    /// act. Info: a lease was granted, refused or released, one line each. Debug: single decisions, for
-    /// finding errors.
+    /// The least severe level that is written. Error: something failed. Warning: someone may have to act. Info: a
+    /// lease was granted, refused or released, one line each. Debug: single decisions, for troubleshooting.
     pub level: LevelFilter,
 }
 
@@ -190,7 +188,7 @@ impl Config {
     /// Like [`Config::load`], with the settings file `path`.
     ///
     /// # Errors
-    /// The same as those of [`Config::load`].
+    /// Same as [`Config::load`].
     pub fn load_from(path: &Path) -> Result<Self, ConfigError> {
         Self::merged(&locate::files_of(path)?)
     }
@@ -240,8 +238,8 @@ impl Config {
         }
     }
 
-    /// Reads the container from a config.json. It also reads the node's CDI files if the container names a
-    /// CDI device whose name does not tell the GPU.
+    /// Reads the container from a config.json. Also reads the node's CDI files if the container names a CDI device
+    /// whose name does not identify the GPU.
     pub fn container(&self, json: &serde_json::Value) -> Container {
         let container = Container::from_json(json);
         let names = cdi_names(&container);
@@ -252,27 +250,27 @@ impl Config {
         container.specified(devices)
     }
 
-    /// The settings that a single file with the contents `text` would give. `name` stands for it in messages,
-    /// and `programs` is the folder of gpushare's programs.
+    /// The settings that a single file with the contents `text` would give. `name` stands for it in messages, and
+    /// `programs` is the folder of gpushare's programs.
     ///
     /// # Errors
-    /// When the text has a mistake.
+    /// If the text has a mistake.
     pub fn from_text(name: &Path, text: &str, programs: &Path) -> Result<Self, ConfigError> {
         file::merge_text(name, text)?.into_config(programs)
     }
 
-    /// The usable part of settings that [`Config::load`] refuses, or [`Config::load_from`] for the settings
-    /// file `named`. It is for calls that must not fail: low-level runtimes and state folder are those of the
-    /// files, everything else is as shipped.
+    /// The usable part of settings that [`Config::load`] refuses, or [`Config::load_from`] for the settings file
+    /// `named`. It is for calls that must not fail: the low-level runtimes and the state folder come from the files,
+    /// everything else is as shipped.
     ///
-    /// `None` if a file is so far from TOML that these may be lost in it. Then it is not known which runtime
-    /// made the containers, and another runtime's `delete` would destroy their state.
+    /// `None` if a file is so far from valid TOML that these may be lost. The runtime that made the containers is
+    /// unknown then, and another runtime's `delete` would destroy their state.
     pub fn salvaged(named: Option<&Path>) -> Option<Self> {
         let files = named.map_or_else(locate::files, locate::files_of).ok()?;
         file::salvage(&files)?.into_config(&locate::program_folder().ok()?).ok()
     }
 
-    /// The files that [`Config::load`] reads, in order; only those that exist.
+    /// The existing files that [`Config::load`] reads, in order.
     ///
     /// # Errors
     /// When the named file does not exist, or a folder is unsafe or cannot be read.
@@ -280,13 +278,12 @@ impl Config {
         locate::files()
     }
 
-    /// The settings that would be in force if `text` stood in the settings file `path`, which may not be
-    /// there yet.
+    /// The settings that would be in force if the settings file `path`, which may not exist yet, contained `text`.
     ///
     /// # Errors
     /// When the text or another file has a mistake.
     pub fn tried(path: &Path, text: &str) -> Result<toml::Table, ConfigError> {
-        // A settings file that the environment names may be about to be made.
+        // The settings file that the environment names may not exist yet.
         let files = match locate::files() {
             Err(ConfigError::NoSuchFile { path: missing }) if missing == path => Vec::new(),
             files => files?,
@@ -294,18 +291,18 @@ impl Config {
         file::tried(&files, path, text, &locate::program_folder()?)
     }
 
-    /// The settings as shipped, with every key that there is.
+    /// The settings as shipped, with every key.
     ///
     /// # Errors
-    /// None that tests would not find.
+    /// None in practice: tests parse the shipped file.
     pub fn shipped() -> Result<toml::Table, ConfigError> {
         file::shipped()
     }
 
-    /// The file and line that decide a key, as `quota.reserve`; `None` where it is as shipped.
+    /// The file and line that set a key such as `quota.reserve`; `None` if it has the shipped value.
     ///
     /// # Errors
-    /// As [`Config::files`].
+    /// Same as [`Config::files`].
     pub fn origin(key: &str) -> Result<Option<(PathBuf, usize)>, ConfigError> {
         Ok(file::origin(&locate::files()?, key))
     }

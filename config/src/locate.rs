@@ -1,5 +1,4 @@
-//! Finds the files that hold the settings and the folder of the running program, and checks who could change
-//! them.
+//! Finds the settings files and the folder of the running program, and checks who could change them.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::ConfigError;
 
-/// The settings file if the environment names no other.
+/// The settings file unless the environment names another.
 pub const DEFAULT_PATH: &str = "/etc/gpushare/gpushare.toml";
 /// The environment variable that names another settings file.
 pub use gpushare_inject::SETTINGS_VARIABLE as ENVIRONMENT;
@@ -19,8 +18,8 @@ pub(crate) fn files() -> Result<Vec<PathBuf>, ConfigError> {
     named(env::var_os(ENVIRONMENT))
 }
 
-/// The files for this value of the variable. An empty value is an error, as from a command that failed: the
-/// settings of the real node were not meant then.
+/// The files for this value of the variable. An empty value is an error: it may come from a command that failed, and
+/// falling back to the settings of the real node would be wrong.
 fn named(variable: Option<OsString>) -> Result<Vec<PathBuf>, ConfigError> {
     match variable {
         Some(path) if path.is_empty() => Err(ConfigError::NoName),
@@ -36,20 +35,20 @@ pub(crate) fn files_of(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     with_drop_ins(path)
 }
 
-/// The file and its drop-ins, in order. A folder of drop-ins that exists and cannot be read is an error,
-/// because the administrator may rely on what it holds.
+/// The file and its drop-ins, in order. A drop-in folder that exists but cannot be read is an error, because the
+/// administrator may rely on its contents.
 fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut folder = path.as_os_str().to_owned();
     folder.push(".d");
     let folder = PathBuf::from(folder);
     let unread = |source| ConfigError::Read { path: folder.clone(), source };
     let mut drop_ins = Vec::new();
-    // Who may write to the parent folder could replace the file. In a sticky folder such as /tmp only the
-    // owner can.
+    // A user who may write to the parent folder could replace the file. In a sticky folder such as /tmp only the owner
+    // can.
     check_folder(path.parent().unwrap_or(Path::new("/")), true)?;
     match fs::read_dir(&folder) {
         Ok(entries) => {
-            // Whoever owns a link there chooses what is read.
+            // The owner of a link there chooses which files are read.
             let link = fs::symlink_metadata(&folder).and_then(|found| is_ours(&found)).map_err(unread)?;
             if !link {
                 return Err(ConfigError::UnsafeFolder { path: folder });
@@ -64,13 +63,12 @@ fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     }
     drop_ins.retain(|path| path.extension().is_some_and(|end| end == "toml"));
     drop_ins.sort();
-    // A link that leads nowhere is refused like any other.
+    // A dangling link is refused like any other.
     let is_there = fs::symlink_metadata(path).is_ok();
     Ok(is_there.then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect())
 }
 
-/// Refuses a folder into which users other than root and the running user can put files. A missing folder
-/// passes.
+/// Refuses a folder into which users other than root and the running user can put files. Accepts a missing folder.
 fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
     let read = |source| ConfigError::Read { path: path.into(), source };
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -85,12 +83,12 @@ fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
     }
 }
 
-/// The owner that the kernel shows for a file whose owner does not exist in the user namespace. It is another
-/// number if /proc/sys/kernel/overflowuid was changed.
+/// The owner that the kernel shows for a file whose owner does not exist in the user namespace. The number differs if
+/// /proc/sys/kernel/overflowuid was changed.
 const OVERFLOW_UID: u32 = 65534;
 
-/// Whether a file or folder belongs to root or to the running user. Under a rootless engine root's files show
-/// the overflow owner. They are accepted there: the process can do no more than the engine's user.
+/// Whether a file or folder belongs to root or to the running user. Under a rootless engine root's files show the
+/// overflow owner. Accepting it there is safe: the process can do no more than the engine's user.
 pub(crate) fn is_ours(metadata: &Metadata) -> io::Result<bool> {
     let this_user = fs::metadata("/proc/self")?.uid();
     let owner = metadata.uid();

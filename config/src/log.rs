@@ -1,5 +1,5 @@
-//! Writes the log file that the settings name. Only the meter logs to stderr: elsewhere stdout and stderr
-//! belong to the container.
+//! Writes the log file that the settings name. Only the meter logs to stderr: elsewhere stdout and stderr belong to
+//! the container.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,10 +15,10 @@ use crate::word::meaning;
 
 const FLAGS: [&str; 3] = ["--log", "--log-format", "--log-level"];
 
-/// Whether a format of the settings is JSON.
+/// Whether a log format in the settings is JSON.
 pub(crate) const FORMATS: [(&str, bool); 2] = [("text", false), ("json", true)];
 
-/// The levels of the settings, the most severe first. A [`LevelFilter`] shows itself by the same word.
+/// The levels in the settings, most severe first. [`LevelFilter`] displays as the same word.
 pub(crate) const LEVELS: [(&str, LevelFilter); 4] = [
     ("error", LevelFilter::ERROR),
     ("warn", LevelFilter::WARN),
@@ -27,8 +27,8 @@ pub(crate) const LEVELS: [(&str, LevelFilter); 4] = [
 ];
 
 impl Log {
-    /// The log settings as command-line arguments for the wrapper's hooks, which read no settings. Empty
-    /// without a log.
+    /// The log settings as command-line arguments for the wrapper's hooks, which read no settings. Empty without a
+    /// log.
     pub fn arguments(&self) -> Vec<String> {
         let Some(file) = self.file.as_ref().and_then(|file| file.to_str()) else { return Vec::new() };
         let format = if self.json { "json" } else { "text" };
@@ -48,8 +48,8 @@ impl Log {
         sound.then_some(Self { file: Some(file), json, level })
     }
 
-    /// Starts logging if the settings name a file. A file that cannot be opened is ignored: no container
-    /// fails for its log.
+    /// Starts logging if the settings name a file. Ignores a file that cannot be opened: no container may fail because
+    /// of its log.
     pub fn start(&self) {
         let Some(path) = &self.file else { return };
         // O_NONBLOCK: a FIFO without a reader must not block the engine.
@@ -61,7 +61,7 @@ impl Log {
         }
     }
 
-    /// Starts logging to `writer`, whatever file the settings name.
+    /// Starts logging to `writer`, regardless of the file in the settings.
     pub fn start_on(&self, writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
         let lines = tracing_subscriber::fmt().with_max_level(self.level).with_ansi(false).with_writer(writer);
         let _ = if self.json { lines.json().try_init() } else { lines.try_init() };

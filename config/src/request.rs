@@ -23,9 +23,9 @@ const INTERCEPTOR: [(&str, InterceptorPolicy); 2] =
 const KUBELET: [(&str, KubeletPolicy); 3] =
     [("off", KubeletPolicy::Off), ("refuse", KubeletPolicy::Refuse), ("believe", KubeletPolicy::Believe)];
 const ALIYUN_INDEX: [(&str, IndexMeaning); 2] = [("minor", IndexMeaning::Minor), ("pci", IndexMeaning::Pci)];
-/// Whether a zero of HAMi counts as unstated.
+/// Whether a zero in HAMi's keys counts as unstated.
 const HAMI_ZERO: [(&str, bool); 2] = [("refuse", false), ("unstated", true)];
-/// Whether words for MPS ask for mode `mps`.
+/// Whether other systems' words for MPS ask for mode `mps`.
 const MPS_MODE: [(&str, bool); 2] = [("share", false), ("mps", true)];
 /// Whether Slurm's percentage under MPS limits memory too.
 const SLURM_MPS_MEMORY: [(&str, bool); 2] = [("none", false), ("percent", true)];
@@ -114,7 +114,7 @@ pub(crate) fn policy(section: &RequestSection, dialects: &DialectsSection) -> Re
     })
 }
 
-/// Parses a size of memory; an empty text is 0, and so is 0 of any unit. A percentage is an error.
+/// Parses a memory size; an empty string is 0, and so is 0 with any unit. A percentage is an error.
 pub(crate) fn size(key: &'static str, text: &str) -> Result<DeviceMemory, ConfigError> {
     if is_zero(text) {
         return Ok(DeviceMemory::ZERO);
@@ -126,7 +126,7 @@ pub(crate) fn size(key: &'static str, text: &str) -> Result<DeviceMemory, Config
     }
 }
 
-/// Whether it is the number 0, with a unit of memory or without one.
+/// Whether this is the number 0, with or without a memory unit.
 fn is_zero(text: &str) -> bool {
     let unit = text.trim_start_matches('0');
     let is_unit = || matches!(format!("1048576{unit}").parse(), Ok(MemoryRequest::Bytes(_)));
@@ -157,10 +157,10 @@ fn settings(section: &DialectsSection) -> Result<DialectSettings, ConfigError> {
     })
 }
 
-/// Parses the value of `key`; `None` for the text that stands for nothing.
-/// The word in place of an amount for a node that gives none by itself.
+/// The word that stands for an amount on a node that gives none by default.
 const REFUSE: &str = "refuse";
 
+/// Parses the value of `key`; `None` if it is `nothing`.
 fn parsed<T: FromStr>(key: &'static str, text: &str, nothing: &str) -> Result<Option<T>, ConfigError>
 where
     T::Err: ToString,

@@ -1,8 +1,8 @@
-//! Measures what the interception library adds to a call, in nanoseconds. Run it where a container's files
-//! are mounted (as the tests of `tests/driver` do). Calls go alternately through `libcuda.so.1` and straight
-//! to the driver's file, and the median of the paired differences is printed. The books alone are measured
-//! first, which needs no driver. Other work on the machine adds to both sides, and more to ours: compare only
-//! runs whose figures without the library agree.
+//! Measures the overhead that the interception library adds to a call, in nanoseconds. Run it where a container's
+//! files are mounted (as the tests of `tests/driver` do). Calls alternate between `libcuda.so.1` and the driver's
+//! file, and the program prints the median of the paired differences. It measures the books alone first, which needs
+//! no driver. Other work on the machine adds to both sides, and more to ours: compare only runs whose figures without
+//! the library agree.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that fails shall say so")]
 
@@ -133,7 +133,7 @@ fn driver() {
     }
 }
 
-/// 63 more processes of the container, each with a slot of its own; they end on drop.
+/// 63 more processes of the container, each with its own slot; they end on drop.
 struct Others(Vec<libc::pid_t>);
 
 impl Others {
@@ -150,7 +150,7 @@ impl Others {
 impl Drop for Others {
     fn drop(&mut self) {
         for pid in &self.0 {
-            // SAFETY: a child of ours that was not waited for.
+            // SAFETY: a child of ours that has not been reaped.
             unsafe { libc::kill(*pid, libc::SIGKILL) };
             // SAFETY: as above.
             unsafe { libc::waitpid(*pid, std::ptr::null_mut(), 0) };

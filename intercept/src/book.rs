@@ -1,10 +1,10 @@
-//! The container's books: the limits, and the sum of what all processes hold. Memory is reserved before the
+//! The container's books: the limits, and the sum of the memory that all processes hold. Memory is reserved before the
 //! driver allocates it, and released after the driver has freed it.
 //!
-//! A reservation adds to this process's own line and then sums all lines. Among reservations that race, the
-//! last one sees all others, so the granted sum cannot exceed the limit, and a stopped process blocks nobody.
-//! Reservations near the limit may refuse each other. A refusal is therefore tried again under the region
-//! lock, after dead slots were reclaimed.
+//! A reservation adds to this process's own line and then sums all lines. Among racing reservations, the last one
+//! sees all others, so the granted sum cannot exceed the limit, and a stopped process blocks no other. Reservations
+//! near the limit may refuse each other. A refused reservation is therefore retried under the region lock, after dead
+//! slots have been reclaimed.
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
@@ -16,20 +16,20 @@ use crate::identity::Who;
 use crate::mutex::Mutex;
 use crate::sys::{self, Fd, FileId};
 
-/// How long an allocation may wait for a dying process and for the region lock, in nanoseconds. Together with
-/// the time that a look takes and with late timers this makes ten milliseconds.
+/// How long an allocation may wait for a dying process and for the region lock, in nanoseconds. Together with the time
+/// of one check and with late timers this makes ten milliseconds.
 const PATIENCE: u64 = 9_000_000;
-/// Longest sleep between two looks, in nanoseconds.
+/// Longest sleep between two checks, in nanoseconds.
 const NAP: u64 = 1_000_000;
-/// How long an allocation may wait for the node to raise a limit that may grow, in nanoseconds. Where it
-/// runs, the meter answers within some milliseconds; it may have to notice the container first.
+/// How long an allocation may wait for the node to raise a limit that may grow, in nanoseconds. If the meter runs, it
+/// answers within a few milliseconds, but it may have to notice the container first.
 const LENIENCE: u64 = 300_000_000;
 
 const ANOTHER_VERSION: &[u8] =
     b"gpushare: the limits of this container are of another version than its libraries, so it gets no \
 GPU memory: start it anew\n";
 
-/// The books as one process sees them. All zero bytes are the books of a container that was granted nothing.
+/// The books as one process sees them. All zero bytes are the books of a container with no grant.
 #[derive(Default)]
 #[repr(C)]
 pub struct Book {
@@ -44,19 +44,19 @@ pub struct Book {
     pub(crate) slot: AtomicU32,
     /// Generation of the slot when this process claimed it.
     pub(crate) generation: AtomicU64,
-    /// Held while this process claims or reclaims a slot: record locks do not exclude its own threads. It is
-    /// taken after `held`.
+    /// Locked while this process claims or reclaims a slot: record locks do not exclude its own threads. Taken after
+    /// `held`.
     pub(crate) claim: Mutex<()>,
     held: Mutex<Held>,
-    /// The last sum seen, by device. It is only a hint whether there is room.
+    /// The last sum seen, by device. Only a hint whether there is room.
     last_sum: [AtomicU64; MAX_DEVICES],
-    /// What contexts were charged as when an allocation last waited for a figure of them, by device.
+    /// The bytes charged for contexts when an allocation last waited for a figure, by device.
     pub(crate) waited_for: [AtomicU64; MAX_DEVICES],
     last_sweep: AtomicU64,
 }
 
-/// What this process holds, by device, independent of its slot. A process that was taken for dead fills its
-/// new slot from it.
+/// Memory that this process holds, by device, independent of its slot. A process that was wrongly considered dead
+/// refills its new slot from it.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Held {
@@ -65,7 +65,7 @@ pub(crate) struct Held {
     pub(crate) managed_bytes: [u64; MAX_DEVICES],
 }
 
-/// Which of the figures of [`Held`] is meant, and which of a line.
+/// Selects one of the figures of [`Held`] and of a line.
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
     All,
@@ -117,28 +117,28 @@ impl Book {
         book
     }
 
-    /// The line of the limits file for the GPU `uuid`; `None` when it is not granted.
+    /// The line of the limits file for the GPU `uuid`; `None` if it is not granted.
     pub fn device(&self, uuid: &[u8; 16]) -> Option<usize> {
         self.limits.and_then(|file| file.device(uuid))
     }
 
-    /// The line by which host memory is booked, as if it were a device's; `None`: nothing may spill.
+    /// The line that accounts for host memory, as if it were a device's; `None`: nothing may spill.
     pub fn host_line(&self) -> Option<usize> {
         self.limits.and_then(|file| file.host_line())
     }
 
-    /// The memory limit on `device` in bytes; 0 when nothing is granted.
+    /// The memory limit on `device` in bytes; 0 if nothing is granted.
     pub fn limit(&self, device: usize) -> u64 {
         self.limits.map_or(0, |file| file.memory(device))
     }
 
-    /// What the container is shown as the size of `device` in bytes: what its limit may grow to.
+    /// The size of `device` that the container sees, in bytes: the maximum to which its limit may grow.
     pub fn size(&self, device: usize) -> u64 {
         self.limits.map_or(0, |file| file.most_memory(device))
     }
 
-    /// What the container could hold on `device` now in bytes: its limit, and what the node has left for it
-    /// to grow.
+    /// The memory that the container could hold on `device` now, in bytes: its limit plus the growth that the node has
+    /// room for.
     pub fn within_reach(&self, device: usize) -> u64 {
         let (Some(file), Some(usage)) = (self.limits, self.usage) else { return 0 };
         let room = file.measured.get(device).map_or(0, |line| line.room_mebibytes.load(Relaxed));
@@ -146,8 +146,8 @@ impl Book {
         self.limit_by_figure(usage, device).saturating_add(growth)
     }
 
-    /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for
-    /// the answer. True: the limit is that high now.
+    /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for the
+    /// answer. True: the limit is now high enough.
     #[cold]
     pub fn ask_for_more(&self, device: usize, bytes: u64) -> bool {
         let (Some(limits), Some(usage)) = (self.limits, self.usage) else { return false };
@@ -169,7 +169,7 @@ impl Book {
             }
             wish.bytes.store(wanted, SeqCst);
             let number = wish.number.fetch_add(1, SeqCst).wrapping_add(1);
-            // Numbers are compared by their low halves, and wrap.
+            // Numbers wrap and are compared by their low halves.
             #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
             let number = number as u32;
             let is_open = || (1..u32::MAX / 2).contains(&number.wrapping_sub(line.answered.load(SeqCst)));
@@ -180,7 +180,7 @@ impl Book {
                 }
                 sys::sleep(left.min(NAP).div_ceil(1_000));
             }
-            // Another wish of the container may have been written over this one before it was read.
+            // Another wish of the container may have overwritten this one before it was read.
             let was_read = wish.bytes.load(SeqCst) == wanted;
             if limits.memory(device) < wanted && was_read || sys::now() >= deadline {
                 return limits.memory(device) >= wanted;
@@ -188,12 +188,12 @@ impl Book {
         }
     }
 
-    /// What all processes of the container hold on `device`, in bytes.
+    /// Memory that all processes of the container hold on `device`, in bytes.
     pub fn used(&self, device: usize) -> u64 {
         self.usage.map_or(0, |usage| sum(usage, device, None))
     }
 
-    /// As [`used`](Self::used), without the memory of processes that ended some milliseconds ago.
+    /// Like [`used`](Self::used), without the memory of processes that ended some milliseconds ago.
     pub fn used_by_living(&self, device: usize) -> u64 {
         let Some(usage) = self.usage else { return 0 };
         let alone = self.is_alone(usage);
@@ -204,7 +204,7 @@ impl Book {
             self.keep_slot(usage);
         }
         let now = sys::ticks();
-        // A query looks for dead processes again after ten milliseconds.
+        // A query checks for dead processes again after ten milliseconds.
         if !alone && now.wrapping_sub(self.last_sweep.load(Relaxed)) > sys::ten_milliseconds() {
             self.last_sweep.store(now, Relaxed);
             self.sweep(usage);
@@ -219,7 +219,7 @@ impl Book {
         words.fold(0, |others, (index, word)| others | word.load(Relaxed) & !bit_in(index, own)) == 0
     }
 
-    /// Reserves `bytes` on `device`; false: they do not fit. Whoever gets true must later call
+    /// Reserves `bytes` on `device`; false: they do not fit. After true, the caller must later call
     /// [`release`](Self::release).
     pub fn reserve(&self, device: usize, bytes: u64) -> bool {
         let Some(usage) = self.usage else { return false };
@@ -236,17 +236,17 @@ impl Book {
         granted || self.reserve_slowly(usage, device, bytes)
     }
 
-    /// Adds `bytes` that the driver has already allocated, limit or not.
+    /// Adds `bytes` that the driver has already allocated, regardless of the limit.
     pub fn add(&self, device: usize, bytes: u64) {
         self.change(device, Part::All, |held| held.saturating_add(bytes));
     }
 
-    /// Gives `bytes` back after the driver has freed them, but never more than this process holds.
+    /// Releases `bytes` after the driver has freed them, but never more than this process holds.
     pub fn release(&self, device: usize, bytes: u64) {
         self.change(device, Part::All, |held| held.saturating_sub(bytes));
     }
 
-    /// Replaces a charge of `old` bytes by one of `new` bytes, limit or not.
+    /// Replaces a charge of `old` bytes with one of `new` bytes, regardless of the limit.
     pub fn settle(&self, device: usize, old: u64, new: u64) {
         if new > old {
             self.add(device, new - old);
@@ -255,17 +255,17 @@ impl Book {
         }
     }
 
-    /// Notes that `bytes` more of this process's memory stand for contexts.
+    /// Records that `bytes` more of this process's memory belong to contexts.
     pub fn note_context(&self, device: usize, bytes: u64) {
         self.change(device, Part::Contexts, |held| held.saturating_add(bytes));
     }
 
-    /// Notes that `bytes` less of this process's memory stand for contexts.
+    /// Records that `bytes` less of this process's memory belong to contexts.
     pub fn forget_context(&self, device: usize, bytes: u64) {
         self.change(device, Part::Contexts, |held| held.saturating_sub(bytes));
     }
 
-    /// Notes that of this process's memory `new` bytes are managed where `old` were.
+    /// Records that `new` instead of `old` bytes of this process's memory are managed.
     pub fn settle_managed(&self, device: usize, old: u64, new: u64) {
         if old != new {
             self.change(device, Part::Managed, |held| held.saturating_sub(old).saturating_add(new));
@@ -279,15 +279,14 @@ impl Book {
         }
     }
 
-    /// Counts a driver function that allocates or launches by its name and is not hooked.
+    /// Counts a driver function whose name suggests that it allocates or launches and that has no hook.
     pub fn count_unhooked(&self) {
         if let Some(usage) = self.usage {
             usage.header.unhooked.fetch_add(1, Relaxed);
         }
     }
 
-    /// Adds launches and GPU time on `device` to this process's line. Settling may make the added time
-    /// negative.
+    /// Adds launches and GPU time on `device` to this process's line. Settling may make the added time negative.
     pub fn count_compute(&self, device: usize, launches: u64, nanoseconds: i64) {
         let Some(usage) = self.usage else { return };
         let Some(line) = self.own_slot(usage).and_then(|slot| usage.line(device, slot)) else { return };
@@ -296,7 +295,7 @@ impl Book {
         let _ = line.gpu_nanoseconds.fetch_update(Relaxed, Relaxed, add);
     }
 
-    /// Changes what this process holds on `device`, and its line, as one step. Returns what it then holds.
+    /// Changes this process's memory on `device`, and its line, in one step. Returns the new value.
     fn change(&self, device: usize, part: Part, act: impl FnOnce(u64) -> u64) -> u64 {
         let Some(usage) = self.usage else { return 0 };
         let mut held = self.held.lock();
@@ -306,8 +305,8 @@ impl Book {
         *place = new;
         let line = self.own_slot(usage).and_then(|slot| usage.line(device, slot)).map(|line| part.of(line));
         match line {
-            // Only this process writes its line, so a plain store is enough to lower it. To raise it takes an
-            // exchange: the other lines must not be read before it.
+            // Only this process writes its line, so a plain store is enough to lower it. Raising it takes an exchange:
+            // the other lines must not be read before it.
             Some(line) if new <= old => line.store(new, Release),
             Some(line) if line.compare_exchange(old, new, SeqCst, Relaxed).is_ok() => {}
             _ => self.change_slowly(usage, &held, device, part, old, new),
@@ -315,13 +314,12 @@ impl Book {
         new
     }
 
-    /// The line does not say what this process held: the slot was never claimed, or was taken away, or
-    /// somebody wrote to it.
+    /// Handles a line that does not match this process's memory: the slot was never claimed, or was taken away, or
+    /// another process wrote to it.
     #[cold]
     fn change_slowly(&self, usage: &UsageFile, held: &Held, device: usize, part: Part, old: u64, new: u64) {
         let Some(slot) = self.own_slot(usage) else {
-            // Only an addition claims a first slot. A slot that was lost is replaced by any change that
-            // notices.
+            // Only an addition claims a first slot. Any change that notices a lost slot replaces it.
             if new > old || self.slot.load(Relaxed) != 0 {
                 self.claim_slot(usage, held);
             }
@@ -341,8 +339,8 @@ impl Book {
         }
     }
 
-    /// Sums before it adds, so that a request that cannot fit disturbs no other process. The host's figure of
-    /// contexts counts.
+    /// Sums before it adds, so that a request that cannot fit disturbs no other process. Uses the host's figure for
+    /// contexts.
     fn try_reserve(&self, usage: &UsageFile, device: usize, bytes: u64) -> bool {
         let limit = || self.limit_by_figure(usage, device);
         sum(usage, device, None).saturating_add(bytes) <= limit()
@@ -356,8 +354,8 @@ impl Book {
         if let Some(last) = self.last_sum.get(device) {
             last.store(sum, Relaxed);
         }
-        // The limit is read after the line was raised: the host lowers a limit, and then reads what
-        // is held. Without a slot of this process, others do not see what was added.
+        // Read the limit after raising the line: the host lowers a limit first and then reads the memory in use.
+        // Without a slot of this process, others do not see the addition.
         if sum <= limit() && slot.is_some() && self.own_slot(usage) == slot {
             return true;
         }
@@ -369,8 +367,8 @@ impl Book {
     fn reserve_slowly(&self, usage: &UsageFile, device: usize, bytes: u64) -> bool {
         let deadline = sys::now().saturating_add(PATIENCE);
         loop {
-            // `None` when the holder is stopped. The sums below are right without the lock, but racing
-            // processes may then refuse each other.
+            // `None` if the holder is stopped. The sums below are correct without the lock, but racing processes may
+            // then refuse each other.
             let lock = self.lock(usage, deadline);
             let dying = self.sweep(usage);
             for _ in 0..4 {
@@ -396,7 +394,7 @@ const ALL: u64 = (1 << GROUP) - 1;
 /// A sum of [`SLOTS`] lines below this does not overflow.
 const MUCH: u64 = u64::MAX / SLOTS as u64;
 
-/// What all live slots hold on `device`, except the slot `but`.
+/// Memory that all live slots hold on `device`, except the slot `but`.
 #[inline]
 fn sum(usage: &UsageFile, device: usize, but: Option<usize>) -> u64 {
     let Some(lines) = usage.lines.get(device) else { return 0 };
@@ -436,7 +434,7 @@ fn sum_of(lines: &[DeviceLine], mut bits: u64) -> (u64, u64) {
     (total, any)
 }
 
-/// What all live slots say of `part` on `device`, in bytes.
+/// The sum of `part` on `device` over all live slots, in bytes.
 pub(crate) fn sum_of_part(usage: &UsageFile, device: usize, part: Part) -> u64 {
     let live = (0..SLOTS).filter(|slot| usage.is_live(*slot));
     let lines = live.filter_map(|slot| usage.line(device, slot));
@@ -460,8 +458,7 @@ fn map_limits(path: &CStr) -> Option<&'static LimitsFile> {
 
 fn map_usage(path: &CStr) -> Option<(i32, FileId, &'static UsageFile)> {
     let fd = Fd::open(path, true).ok()?;
-    // From here on the descriptor must not be closed: another library of this process may hold a lock on the
-    // file.
+    // From here on the descriptor must not be closed: another library in this process may hold a lock on the file.
     let fd = fd.leak();
     let file = sys::file_id(fd).ok()?;
     if file.size < USAGE_LEN as u64 {

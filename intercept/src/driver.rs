@@ -5,15 +5,15 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::elf::Library;
 
-/// Where the real library is mapped: begin and end.
+/// The address range at which the real library is mapped: begin and end.
 static MAPPED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
-/// Addresses at which the real library's first part is mapped; none where it is not loaded.
+/// Addresses at which the real library's first part is mapped; empty if it is not loaded.
 pub fn mapped() -> Range<usize> {
     MAPPED[0].load(Ordering::Relaxed)..MAPPED[1].load(Ordering::Relaxed)
 }
 
-/// Addresses of the real functions; 0: the driver has none of that name.
+/// Addresses of the real functions; 0: the driver has no function with that name.
 #[repr(transparent)]
 pub struct Addresses<const N: usize>([AtomicUsize; N]);
 
@@ -63,8 +63,8 @@ impl<const N: usize> Addresses<N> {
     }
 }
 
-/// The hooks of a family, in a module of their own. Each is a function of the driver with its arguments, and
-/// what the hook answers. `call`, which the macro's user names, makes the driver's call there.
+/// The hooks of a family, in their own module. Each is a driver function with its arguments and the hook's answer. The
+/// macro's user names `call`, which makes the driver's call there.
 macro_rules! hooks {
     (|$call:ident| $($name:ident($($argument:ident: $type:ty),* $(,)?) => $answer:expr;)*) => {
         /// The hooks of this family.
@@ -152,7 +152,7 @@ macro_rules! driver_functions {
             hooks.get(number).map(|hook| hook.addr())
         }
 
-        /// The real functions. One that the driver lacks answers as the driver answers for an unknown name.
+        /// The real functions. A function that the driver lacks returns the driver's status for an unknown name.
         pub mod real {
             #![expect(non_snake_case, reason = "the driver's names")]
             #![allow(clippy::missing_safety_doc, reason = "the contract is the driver's own, function by function")]

@@ -1,10 +1,10 @@
-//! Finds the real driver's functions by name: looks for the loaded object at the private path and reads its
-//! hash tables. It uses neither `dlopen` nor `dlsym`: both could find our own exports.
+//! Finds the real driver's functions by name: finds the loaded object at the private path and reads its hash tables.
+//! It uses neither `dlopen` nor `dlsym`: either could find our own exports.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ops::Range;
 
-/// `struct dl_phdr_info`, as far as it is the same in every C library.
+/// The part of `struct dl_phdr_info` that is the same in every C library.
 #[repr(C)]
 struct Object {
     base: usize,
@@ -43,8 +43,8 @@ const DT_HASH: usize = 4;
 const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
-/// Symbol type of a function. A function that the loader chooses (STT_GNU_IFUNC) would need a call to
-/// resolve; no driver library has one.
+/// Symbol type of a function. A function that the loader chooses (STT_GNU_IFUNC) would need a call to resolve; no
+/// driver library has one.
 const STT_FUNC: u8 = 2;
 
 type Visit = unsafe extern "C" fn(*mut Object, usize, *mut c_void) -> c_int;
@@ -78,7 +78,7 @@ impl Library {
         search.found
     }
 
-    /// Addresses at which its first part is mapped, by whole pages.
+    /// Addresses at which its first part is mapped, in whole pages.
     pub fn mapped(&self) -> Range<usize> {
         self.mapped.clone()
     }
@@ -160,7 +160,7 @@ impl Library {
 unsafe extern "C" fn visit(object: *mut Object, _size: usize, search: *mut c_void) -> c_int {
     // SAFETY: the loader passes a valid description.
     let object = unsafe { &*object };
-    // SAFETY: the data that `loaded` passed, borrowed by nobody else meanwhile.
+    // SAFETY: the data that `loaded` passed; nothing else borrows it in the meantime.
     let search = unsafe { &mut *search.cast::<Search<'_>>() };
     if object.name.is_null() {
         return 0;
@@ -187,7 +187,7 @@ fn library(object: &Object) -> Option<Library> {
     loop {
         // SAFETY: the dynamic section is a list of pairs that ends with tag 0.
         let [tag, value] = unsafe { core::ptr::with_exposed_provenance::<[usize; 2]>(at).read() };
-        // glibc has already added the base to these values; other loaders leave them as they are in the file.
+        // glibc has already added the base to these values; other loaders leave the values from the file.
         let address = if value < object.base { object.base.wrapping_add(value) } else { value };
         match tag {
             0 => break,
@@ -206,7 +206,7 @@ fn library(object: &Object) -> Option<Library> {
 mod tests {
     use super::*;
 
-    /// A library that every test process has loaded, by the name that the loader has for it.
+    /// A library that every test process has loaded, under the loader's name for it.
     fn libc_path() -> String {
         let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
         // SAFETY: `info` holds one Dl_info.

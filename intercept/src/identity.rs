@@ -1,10 +1,10 @@
-//! Tells who a process is and whether it still runs, from `/proc`.
+//! Identifies a process and checks whether it still runs, using `/proc`.
 
 use core::ffi::CStr;
 
 use crate::sys;
 
-/// What identifies a process of the container.
+/// The identity of a process of the container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Who {
@@ -12,9 +12,9 @@ pub struct Who {
     pub pid: u32,
     /// Start time in clock ticks after boot; 0: unknown.
     pub start_time: u64,
-    /// Inode of its pid namespace; 0: unknown, and then no other process can check whether it runs.
+    /// Inode of its pid namespace; 0: unknown, so that no other process can check whether it runs.
     pub namespace: u64,
-    /// Where its stack starts. `exec` changes it and keeps pid and start time.
+    /// The start of its stack. `exec` changes it but keeps pid and start time.
     pub image: u64,
 }
 
@@ -34,15 +34,14 @@ impl Who {
         Self { pid, start_time: stat.start_time, namespace: namespace(pid), image: stat.stack }
     }
 
-    /// Whether this process and `me` may count their pids in the same namespace. Containers of one pod share
-    /// their books, and each of them counts its processes from 1. A namespace that is not known may be the
-    /// same.
+    /// Whether this process and `me` may number their pids in the same namespace. Containers of one pod share their
+    /// books, and each of them numbers its processes from 1. An unknown namespace may be the same.
     pub fn is_counted_with(&self, me: &Self) -> bool {
         self.namespace == 0 || me.namespace == 0 || self.namespace == me.namespace
     }
 
-    /// Whether this process has ended, asked by `me`. A process that became another program by `exec` has
-    /// ended. `None`: it cannot be checked from here.
+    /// Whether this process has ended, as seen by `me`. A process that became another program by `exec` has ended.
+    /// `None`: this cannot be checked from here.
     pub fn has_ended(&self, me: &Self) -> Option<bool> {
         if self == me {
             return Some(false); // another copy of this library in this process, with or without /proc
@@ -51,10 +50,10 @@ impl Who {
             return None;
         }
         if self.pid == me.pid && self.start_time == me.start_time {
-            return Some(true); // what this process was before an exec
+            return Some(true); // this process before an exec
         }
         let Some(stat) = stat(self.pid) else { return Some(true) };
-        // A process whose main thread alone has ended is a zombie with threads that still hold the GPU.
+        // A process of which only the main thread has ended is a zombie with threads that still hold the GPU.
         let ended = matches!(stat.state, b'Z' | b'X') && stat.threads <= 1;
         // The kernel shows another process's stack to those who may trace it, and 0 to others.
         let executed = stat.stack != self.image && stat.stack != 0 && self.image != 0;
@@ -146,8 +145,8 @@ mod tests {
         }
     }
 
-    /// A program that has begun to run. During its exec, when its parent already goes on, the kernel does not
-    /// show its stack or shows another one.
+    /// A program that has started to run. During its exec, when its parent already continues, the kernel does not show
+    /// its stack or shows a different one.
     fn running_program() -> std::process::Child {
         use std::io::{Read, Write};
         use std::process::{Command, Stdio};

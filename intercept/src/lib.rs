@@ -1,9 +1,9 @@
-//! What the two interception libraries do, without what makes them libraries: the container's books, the
+//! The code of the two interception libraries, without the parts that make them libraries: the container's books, the
 //! driver's real functions, and the hooks between a program and the driver.
 //!
-//! Everything here runs in somebody else's process. It never panics, never ends the program, sets no signal
-//! handler and needs no C library. It prints one line at most: that the limits file is of another version.
-//! The cdylibs `intercept/cuda` and `intercept/nvml` only add exported names.
+//! Everything here runs in another program's process. It never panics, never ends the program, sets no signal handler
+//! and needs no C library. It prints at most one line: a warning that the limits file has another version. The cdylibs
+//! `intercept/cuda` and `intercept/nvml` only add exported names.
 
 #![cfg_attr(not(test), no_std)]
 

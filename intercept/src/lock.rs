@@ -1,6 +1,6 @@
-//! The region lock: one futex word {holder, waiters, generation} that all processes of the container share.
-//! It only keeps refusals fair; no sum depends on it. Nobody waits for it longer than the caller says. A dead
-//! holder loses it to the next process that looks.
+//! The region lock: one futex word {holder, waiters, generation} that all processes of the container share. It only
+//! keeps refusals fair; no sum depends on it. No process waits for it longer than the caller specifies. A dead holder
+//! loses it to the next process that checks.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -14,7 +14,7 @@ const HOLDER: u32 = 0x1ff;
 const WAITERS: u32 = 0x200;
 const GENERATION: u32 = 0x400;
 const SPINS: u32 = 100;
-/// Longest wait before the holder is looked at again, in nanoseconds.
+/// Longest wait before the holder is checked again, in nanoseconds.
 const LOOK: u64 = 1_000_000;
 
 /// The region lock, held until drop.
@@ -26,8 +26,8 @@ pub struct RegionLock<'a> {
 impl Drop for RegionLock<'_> {
     fn drop(&mut self) {
         let mut word = self.word.load(Relaxed);
-        // A changed holder or generation means that another process took this one for dead. There is then
-        // nothing to give back.
+        // A changed holder or generation means that another process considered this one dead. There is then nothing to
+        // release.
         while word & !WAITERS == self.held {
             let free = (self.held & !HOLDER).wrapping_add(GENERATION);
             match self.word.compare_exchange_weak(word, free, Release, Relaxed) {
@@ -40,7 +40,7 @@ impl Drop for RegionLock<'_> {
 }
 
 impl Book {
-    /// Takes the lock; `None` when a living holder still has it at `deadline`, in monotonic nanoseconds.
+    /// Takes the lock; `None` if a living holder still has it at `deadline`, in monotonic nanoseconds.
     pub(crate) fn lock<'a>(&self, usage: &'a UsageFile, deadline: u64) -> Option<RegionLock<'a>> {
         let me = self.slot.load(Relaxed) & HOLDER;
         let word = &usage.header.lock;

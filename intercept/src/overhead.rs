@@ -8,35 +8,34 @@ use gpushare_region::{ComputePolicy, ContextCost, UsageFile};
 use crate::book::{Book, Part, sum_of_part};
 use crate::sys;
 
-/// Below this part of the limit the books alone decide.
+/// Below this fraction of the limit the books alone decide.
 const NEAR: u64 = 10;
-/// How long a refusal may wait for the host's first figure of a new context, in nanoseconds. The meter looks every 300
-/// milliseconds and believes a figure at the second look that sees the whole context.
+/// How long a refusal may wait for the host's first figure of a new context, in nanoseconds. The meter checks every
+/// 300 milliseconds and trusts a figure at the second check that sees the whole context.
 const FIRST_FIGURE: u64 = 2_500_000_000;
 /// How long the meter may take to notice a new container, in nanoseconds. After that no allocation of the container
 /// waits for it.
 const FIRST_NOTICE: u64 = 500_000_000;
-/// A meter that has not written for longer does not run, in nanoseconds.
+/// A meter that has not written for longer than this is not running, in nanoseconds.
 const METER_LIVES: u64 = 1_000_000_000;
-/// Pause between two looks at the figure, in microseconds.
+/// Pause between two checks of the figure, in microseconds.
 const PAUSE: u64 = 5_000;
 
 impl Book {
-    /// What the contexts of a process on `device` are charged as.
+    /// The charge for the contexts of a process on `device`.
     pub fn context_cost(&self, device: usize) -> ContextCost {
         let cost = self.cost_by_host(device);
-        // A supervisor charges what they take. The charge here is for people who look at the books.
+        // A supervisor charges their actual memory. The charge here is for people who read the books.
         if self.charged(device).is_some() { ContextCost { most: cost.bare, ..cost } } else { cost }
     }
 
-    /// Bytes that a supervisor has charged the container with on `device`; `None` where the books hold its
-    /// memory.
+    /// Bytes that a supervisor has charged to the container on `device`; `None` if the books account for its memory.
     #[inline]
     pub(crate) fn charged(&self, device: usize) -> Option<u64> {
         self.limits.and_then(|file| file.charged(device))
     }
 
-    /// Whether a supervisor outside of the container holds its memory.
+    /// Whether a supervisor outside the container holds its memory.
     pub fn is_supervised(&self, device: usize) -> bool {
         self.charged(device).is_some()
     }
@@ -60,31 +59,32 @@ impl Book {
             && line.is_some_and(|line| !line.is_beyond_cost())
     }
 
-    /// The limit of `device` in bytes, raised by what contexts are charged and do not take, or lowered by what they
-    /// take and are not charged.
+    /// The limit of `device` in bytes, raised by memory that contexts are charged for but do not use, or lowered by
+    /// memory that they use uncharged.
     pub(crate) fn limit_by_figure(&self, usage: &UsageFile, device: usize) -> u64 {
         let Some(file) = self.limits else { return 0 };
         if let Some(charged) = file.charged(device) {
-            // The books' sum is in both, so that the limit is left, less what is charged and less managed
-            // memory, which no supervisor knows of.
+            // The books' sum is in both terms and cancels out, which leaves the limit minus the charge and minus
+            // managed memory, which no supervisor knows of.
             let others = charged.saturating_add(self.managed(device));
             return file.memory(device).saturating_add(self.used(device)).saturating_sub(others);
         }
         let overhead = file.devices.get(device).and_then(|line| line.overhead(sys::now));
         let Some(overhead) = overhead else { return self.limit(device) };
         let charged = sum_of_part(usage, device, Part::Contexts);
-        // The figure already includes memory that the books lack. Withholding that again would count it twice.
+        // The figure already includes memory that the books lack. Withholding it again would count it twice.
         file.memory(device).saturating_add(charged).saturating_sub(overhead.of(charged))
     }
 
-    /// What the container holds of `device` in bytes, with what its contexts really take, or its books lack.
+    /// The memory that the container uses on `device`, in bytes, including actual context memory and memory that its
+    /// books lack.
     pub(crate) fn used_by_figure(&self, usage: &UsageFile, device: usize) -> u64 {
         let limit = self.limits.map_or(0, |file| file.memory(device));
         let (used, by_figure) = (self.used(device), self.limit_by_figure(usage, device));
         used.saturating_add(limit.saturating_sub(by_figure)).saturating_sub(by_figure.saturating_sub(limit))
     }
 
-    /// Whether the container holds more of `device` than it may.
+    /// Whether the container holds more of `device` than its limit allows.
     pub fn is_over_limit(&self, device: usize) -> bool {
         self.usage.is_none_or(|usage| self.used(device) > self.limit_by_figure(usage, device))
     }
@@ -95,7 +95,7 @@ impl Book {
         limit.saturating_sub(self.used(device))
     }
 
-    /// By how many bytes less the container holds of `device` than its books say, by the host's figure; 0 without one.
+    /// How many bytes less the container uses on `device` than its books say, by the host's figure; 0 without one.
     pub fn uncharged(&self, device: usize) -> u64 {
         let (Some(file), Some(usage)) = (self.limits, self.usage) else { return 0 };
         if let Some(charged) = file.charged(device) {
@@ -106,9 +106,9 @@ impl Book {
         overhead.map_or(0, |overhead| charged.saturating_sub(overhead.of(charged)))
     }
 
-    /// Waits for the host's first figure of contexts that are new, where `bytes` could fit by it. True: there is a
-    /// figure now. It waits once for each change of the contexts, so that a program which probes for memory does not
-    /// wait at each refusal.
+    /// Waits for the host's first figure of new contexts if `bytes` could then fit. True: there is a figure now. It
+    /// waits once for each change of the contexts, so that a program which probes for memory does not wait at each
+    /// refusal.
     #[cold]
     pub fn wait_for_figure(&self, device: usize, bytes: u64) -> bool {
         let (Some(file), Some(usage)) = (self.limits, self.usage) else { return false };
@@ -116,9 +116,9 @@ impl Book {
             return false;
         };
         if file.charged(device).is_some() {
-            return false; // it is there, and exact
+            return false; // it exists, and is exact
         }
-        // MPS' server has the contexts, so the host has no figure of them.
+        // The MPS server owns the contexts, so the host has no figure for them.
         if line.policy.load(Relaxed) == ComputePolicy::Mps.number() {
             return false;
         }
@@ -137,7 +137,7 @@ impl Book {
             }
             let waited = now.saturating_sub(begin);
             let meter_lives = match measured.written.load(Relaxed) {
-                // It has not noticed the container yet, or does not run.
+                // It has not noticed the container yet, or is not running.
                 0 => now.saturating_sub(first_wait(usage, begin)) < FIRST_NOTICE,
                 written => now.saturating_sub(written) < METER_LIVES,
             };
@@ -149,7 +149,7 @@ impl Book {
     }
 }
 
-/// When an allocation of the container first waited for the meter: at `now`, if none has before.
+/// When an allocation of the container first waited for the meter: `now` if none has waited before.
 fn first_wait(usage: &UsageFile, now: u64) -> u64 {
     match usage.header.first_wait.compare_exchange(0, now, Relaxed, Relaxed) {
         Ok(_) => now,

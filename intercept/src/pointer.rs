@@ -1,7 +1,7 @@
 //! Reads and writes through the caller's pointers. Any of them may be null, and a caller's structure may be
 //! unaligned.
 
-/// What lies at `pointer`; `None` when the caller gave none.
+/// The value at `pointer`; `None` if the caller passed null.
 ///
 /// # Safety
 /// `pointer` is null or readable.
@@ -10,16 +10,16 @@ pub(crate) unsafe fn read<T: Copy>(pointer: *const T) -> Option<T> {
     (!pointer.is_null()).then(|| unsafe { pointer.read_unaligned() })
 }
 
-/// The number that lies at `pointer`, whatever its width; `None` when the caller gave none.
+/// The number at `pointer`, of any width; `None` if the caller passed null.
 ///
 /// # Safety
 /// `pointer` is null or readable.
 pub(crate) unsafe fn read_number<N: Copy + TryInto<u64>>(pointer: *const N) -> Option<u64> {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     unsafe { read(pointer) }.and_then(|number| number.try_into().ok())
 }
 
-/// Replaces what lies at `pointer`, if the caller gave one.
+/// Replaces the value at `pointer`, unless the caller passed null.
 ///
 /// # Safety
 /// `pointer` is null or writable.

@@ -1,5 +1,5 @@
-//! What one library keeps per process. It lies in a mapping that the kernel wipes at fork. A child therefore
-//! starts with no slot, an empty table and free locks, whatever its parent's other threads were doing.
+//! The state that one library keeps per process. It is in a mapping that the kernel wipes at fork. A child therefore
+//! starts with no slot, an empty table and free locks, regardless of its parent's other threads.
 
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -14,24 +14,24 @@ const READY: u32 = 1;
 
 /// The per-process part of a library: its books and its own state `T`.
 ///
-/// All zero bytes must be a valid `T`, and the state to start with.
+/// All zero bytes must be a valid `T`, and its initial state.
 #[repr(C)]
 pub struct Process<T> {
     phase: AtomicU32,
     opening: Mutex<()>,
-    /// The process that opened the books; only looked at on kernels that do not wipe.
+    /// The process that opened the books; only checked on kernels that do not wipe.
     pid: AtomicU32,
     unwiped: AtomicU32,
     book: UnsafeCell<Book>,
-    /// What the library itself keeps.
+    /// The library's own state.
     pub state: T,
 }
 
 /// # Safety
-/// All zero bytes are a valid value, which is also the one to start with.
+/// All zero bytes are a valid value, which is also the initial one.
 pub unsafe trait Zeroed: Sync + 'static {}
 
-/// Where a library finds its process part.
+/// Provides a library with its process part.
 pub struct Home<T> {
     process: AtomicPtr<Process<T>>,
     limits: &'static CStr,
@@ -44,8 +44,7 @@ impl<T: Zeroed> Home<T> {
         Self { process: AtomicPtr::new(core::ptr::null_mut()), limits, usage }
     }
 
-    /// The process part; opens the books on the first call in a process. `None` when the kernel gives no
-    /// memory.
+    /// The process part; opens the books on the first call in a process. `None` if the kernel provides no memory.
     pub fn get(&self) -> Option<&'static Process<T>> {
         let pointer = self.process.load(Ordering::Acquire);
         if pointer.is_null() {
@@ -72,7 +71,7 @@ impl<T: Zeroed> Home<T> {
         match self.process.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: zero bytes are a valid process part, and it is never unmapped.
             Ok(_) => unsafe { &*new }.unwiped.store(u32::from(!wiped), Ordering::Relaxed),
-            // SAFETY: another thread was faster, and nobody has seen this mapping.
+            // SAFETY: another thread was faster, and this mapping was never published.
             Err(_) => unsafe { sys::unmap(address, length) },
         }
         self.get()
@@ -99,13 +98,12 @@ impl<T: Zeroed> Home<T> {
 impl<T: Zeroed> Process<T> {
     /// The container's books.
     pub fn book(&self) -> &Book {
-        // SAFETY: `Home::get` hands out a process part only when the book is written; it is not written
-        // again.
+        // SAFETY: `Home::get` returns a process part only after the book is written; it is not written again.
         unsafe { &*self.book.get() }
     }
 
-    /// Wipes the process part by hand, where an old kernel did not. It runs in a forked child that still has
-    /// only one thread.
+    /// Wipes the process part explicitly, on an old kernel that did not. Runs in a forked child that still has only
+    /// one thread.
     fn forget(&'static self) {
         let address = core::ptr::from_ref(self).cast_mut();
         // SAFETY: zero bytes are a valid process part; the child has a single thread at its first call.
@@ -114,6 +112,6 @@ impl<T: Zeroed> Process<T> {
     }
 }
 
-// SAFETY: the book is written once, under `opening`, before READY publishes it; all else is shareable by
+// SAFETY: the book is written once, under `opening`, before READY publishes it; everything else is shareable by
 // itself.
 unsafe impl<T: Zeroed> Sync for Process<T> {}

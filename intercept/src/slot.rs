@@ -1,11 +1,10 @@
 //! This process's slot in the usage file, and the slots of dead processes.
 //!
-//! A slot belongs to the holder of the record lock on its byte. A claim goes in this order: byte lock,
-//! counters to zero, identity, state, bit. A reclaim goes in this order, under the dead slot's byte lock:
-//! state, bit, counters. A process that closed all its descriptors has lost its lock but not its memory, so a
-//! free byte alone does not prove a death. Where nothing else can be known, a free byte is taken as proof. A
-//! process that was wrongly taken for dead finds its bit or its generation changed, and moves to another
-//! slot.
+//! A slot belongs to the holder of the record lock on its byte. A claim takes these steps: byte lock, counters to
+//! zero, identity, state, bit. A reclaim takes these steps, under the dead slot's byte lock: state, bit, counters. A
+//! process that closed all its descriptors has lost its lock but not its memory, so a free byte alone does not prove a
+//! death. If nothing else can be known, a free byte counts as proof. A process that was wrongly considered dead finds
+//! its bit or its generation changed, and moves to another slot.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -16,7 +15,7 @@ use crate::driver::mapped;
 use crate::identity::Who;
 use crate::sys::{self, ByteLock, Fd};
 
-/// What is known about the owner of a slot.
+/// The known state of a slot's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     /// It holds its lock, or nothing can be known about it.
@@ -31,13 +30,13 @@ impl Book {
     /// This process's slot, if it still counts.
     pub(crate) fn own_slot(&self, usage: &UsageFile) -> Option<usize> {
         let slot = self.slot.load(Relaxed).checked_sub(1)? as usize;
-        // The bit is read first: whoever sets it again has counted the generation up before.
+        // Read the bit first: a process that sets it again has incremented the generation before.
         let own = usage.is_live(slot)
             && usage.owners.get(slot)?.generation.load(Relaxed) == self.generation.load(Relaxed);
         own.then_some(slot)
     }
 
-    /// Claims a free slot and enters all that this process holds. `None`: all slots are taken, or there is no
+    /// Claims a free slot and enters all memory that this process holds. `None`: all slots are taken, or there is no
     /// usage file to lock. The caller holds the lock of `held` and has found that this process has no slot.
     #[cold]
     pub(crate) fn claim_slot(&self, usage: &UsageFile, held: &Held) -> Option<usize> {
@@ -45,7 +44,7 @@ impl Book {
         for slot in (0..SLOTS).filter(|slot| usage.is_live(*slot)) {
             let same = |who: &Who| (who.pid, who.start_time) == (self.me.pid, self.me.start_time);
             if owner(usage, slot).is_some_and(|who| same(&who) && who.has_ended(&self.me) == Some(true)) {
-                self.reclaim(usage, slot); // this process before an exec; no other process can tell
+                self.reclaim(usage, slot); // this process before an exec; no other process can detect this
             }
         }
         let slot = self.claim_free(usage, held).or_else(|| {
@@ -67,7 +66,7 @@ impl Book {
                 continue;
             }
             if usage.is_live(slot) {
-                sys::unlock_byte(fd, lock_byte(slot)); // another process claimed it since we looked
+                sys::unlock_byte(fd, lock_byte(slot)); // another process claimed it since we checked
                 continue;
             }
             self.enter(usage, slot, held);
@@ -77,7 +76,7 @@ impl Book {
         None
     }
 
-    /// Makes `slot` ours. The caller holds its byte lock.
+    /// Takes `slot` for this process. The caller holds its byte lock.
     fn enter(&self, usage: &UsageFile, slot: usize, held: &Held) {
         clear(usage, slot);
         let parts = held.bytes.into_iter().zip(held.context_bytes).zip(held.managed_bytes);
@@ -124,7 +123,7 @@ impl Book {
         if sys::lock_byte(fd, lock_byte(slot)) != Ok(true) {
             return; // another process is reclaiming it
         }
-        // The slot may have been reclaimed and claimed again before we held its byte.
+        // The slot may have been reclaimed and claimed again before we locked its byte.
         if usage.is_live(slot) && self.life(usage, slot) == Life::Ended {
             if let Some(owner) = usage.owners.get(slot) {
                 owner.state.store(SLOT_FREE, SeqCst);
@@ -143,8 +142,8 @@ impl Book {
         !usage.is_live(slot) || self.life(usage, slot) == Life::Ended
     }
 
-    /// Calls `each` with pid and held bytes of every living process of this pid namespace that holds memory
-    /// on `device`.
+    /// Calls `each` with pid and held bytes of every living process in this pid namespace that holds memory on
+    /// `device`.
     pub fn each_living(&self, device: usize, mut each: impl FnMut(u32, u64)) {
         self.living(device, |who, bytes| {
             if who.is_counted_with(&self.me) {
@@ -153,7 +152,7 @@ impl Book {
         });
     }
 
-    /// As [`Book::each_living`], for the processes of all pid namespaces.
+    /// Like [`Book::each_living`], for the processes of all pid namespaces.
     fn living(&self, device: usize, mut each: impl FnMut(Who, u64)) {
         let Some(usage) = self.usage else { return };
         for slot in (0..SLOTS).filter(|slot| usage.is_live(*slot)) {
@@ -164,8 +163,8 @@ impl Book {
         }
     }
 
-    /// What living processes hold on `device`, in bytes. It asks the kernel about each process, so it is for
-    /// callers that are slow anyway.
+    /// Memory that living processes hold on `device`, in bytes. It queries the kernel for each process, so it is only
+    /// for callers that are slow anyway.
     pub fn held_by_living(&self, device: usize) -> u64 {
         let mut sum = 0u64;
         self.living(device, |_, bytes| sum = sum.saturating_add(bytes));
@@ -195,7 +194,7 @@ impl Book {
         }
     }
 
-    /// The usage file's descriptor, opened again if the program closed it or put another file in its place.
+    /// The usage file's descriptor, reopened if the program closed it or replaced it with another file.
     fn descriptor(&self) -> Option<i32> {
         let same = |fd| sys::file_id(fd).is_ok_and(|id| self.is_usage(&id));
         let fd = self.fd.load(Relaxed);
@@ -222,7 +221,7 @@ impl Book {
         // Taking a lock that this process already holds changes nothing. If another process holds it, that
         // process is reclaiming the slot, and the next charge moves to a new slot.
         if sys::lock_byte(fd, lock_byte(slot)) == Ok(true) && self.own_slot(usage).is_none() {
-            sys::unlock_byte(fd, lock_byte(slot)); // reclaimed meanwhile, so it is free for anybody
+            sys::unlock_byte(fd, lock_byte(slot)); // reclaimed in the meantime, so any process may take it
         }
     }
 }

@@ -1,6 +1,5 @@
-//! System calls, made without a C library. The interception libraries must not depend on one
-//! (interception.md, 14.1: a libc reference can ask for a newer glibc than the image has). A raw call also
-//! leaves the program's `errno` alone.
+//! System calls, made without a C library. The interception libraries must not depend on one (interception.md, 14.1: a
+//! libc reference can require a newer glibc than the image has). A raw call also leaves the program's `errno` alone.
 
 use core::ffi::CStr;
 
@@ -39,8 +38,8 @@ fn check(result: isize) -> Result<usize, Errno> {
 
 /// An open descriptor that is closed on drop.
 ///
-/// Closing *any* descriptor of the usage file drops the record locks of the whole process, so the descriptor
-/// of that file is never closed: see [`Fd::leak`].
+/// Closing *any* descriptor of the usage file drops the record locks of the whole process, so the descriptor of that
+/// file is never closed: see [`Fd::leak`].
 #[derive(Debug)]
 pub struct Fd(i32);
 
@@ -88,7 +87,7 @@ fn raw(fd: i32) -> usize {
     usize::try_from(fd).unwrap_or(usize::MAX)
 }
 
-/// Writes a line to standard error. A failure is ignored.
+/// Writes a line to standard error. Ignores a failure.
 pub fn say(line: &[u8]) {
     const STDERR: usize = 2;
     let arguments = [STDERR, line.as_ptr().expose_provenance(), line.len(), 0, 0, 0];
@@ -96,7 +95,7 @@ pub fn say(line: &[u8]) {
     let _ = unsafe { call(WRITE, arguments) };
 }
 
-/// The parts of `fstat`'s answer that are used.
+/// The fields of `fstat`'s result that we use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     /// Device of the file system.
@@ -116,7 +115,7 @@ pub fn file_id(fd: i32) -> Result<FileId, Errno> {
     Ok(FileId { device: stat[0], inode: stat[1], size: stat[6] })
 }
 
-/// Maps the first `length` bytes of `fd`, shared with all who map the same file.
+/// Maps the first `length` bytes of `fd`, shared with every other mapping of the file.
 pub fn map_file(fd: i32, length: usize, writable: bool) -> Result<usize, Errno> {
     const SHARED: usize = 1;
     let protection = 1 | if writable { 2 } else { 0 };
@@ -131,16 +130,16 @@ pub fn map_private(length: usize) -> Result<usize, Errno> {
     check(unsafe { call(MMAP, [0, length, 3, PRIVATE_ANONYMOUS, usize::MAX, 0]) })
 }
 
-/// Gives back memory that [`map_private`] returned.
+/// Unmaps memory that [`map_private`] returned.
 ///
 /// # Safety
 /// Nothing refers to the range any more.
 pub unsafe fn unmap(address: usize, length: usize) {
-    // SAFETY: our caller says that the range is unused.
+    // SAFETY: the caller guarantees that the range is unused.
     let _ = unsafe { call(MUNMAP, [address, length, 0, 0, 0, 0]) };
 }
 
-/// Asks the kernel to give a forked child zeros at `address`. False on kernels before 4.14.
+/// Tells the kernel to give a forked child zeros at `address`. False on kernels before 4.14.
 pub fn wipe_on_fork(address: usize, length: usize) -> bool {
     const MADV_WIPEONFORK: usize = 18;
     // SAFETY: the advice changes nothing in this process.
@@ -170,7 +169,7 @@ pub fn read_link<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     buffer.get(..length)
 }
 
-/// Sleeps while `word` is `value`, at most `microseconds`. May return early for no reason.
+/// Sleeps while `word` is `value`, at most `microseconds`. May return early.
 pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, microseconds: u64, shared: bool) {
     let timeout = [microseconds / 1_000_000, microseconds % 1_000_000 * 1000];
     let operation = if shared { 0 } else { 128 };
@@ -180,7 +179,7 @@ pub fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32, microseconds
     let _ = unsafe { call(FUTEX, [word, operation, value, timeout.as_ptr().expose_provenance(), 0, 0]) };
 }
 
-/// Wakes all who sleep on `word`.
+/// Wakes all threads that sleep on `word`.
 pub fn futex_wake(word: &core::sync::atomic::AtomicU32, shared: bool) {
     let operation = 1 | if shared { 0 } else { 128 };
     let word = core::ptr::from_ref(word).expose_provenance();
@@ -196,11 +195,11 @@ pub fn sleep(microseconds: u64) {
 /// The state of one record-lock byte, as another process sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteLock {
-    /// Another process holds it. Its pid in our pid namespace; 0 when it has none there.
+    /// Another process holds it. The value is its pid in our pid namespace; 0 if it has none there.
     Held(u32),
     /// No other process holds it.
     Free,
-    /// The kernel does not answer for this descriptor.
+    /// The kernel returns no answer for this descriptor.
     Unknown,
 }
 
@@ -229,7 +228,7 @@ fn record_lock(fd: i32, command: usize, kind: i16, byte: u64) -> Result<Flock, E
     }
 }
 
-/// Tries to take the record lock of `byte`; false when another process holds it. Never waits.
+/// Tries to take the record lock of `byte`; false if another process holds it. Never waits.
 pub fn lock_byte(fd: i32, byte: u64) -> Result<bool, Errno> {
     const EACCES: Errno = Errno(13);
     const EAGAIN: Errno = Errno(11);
@@ -240,12 +239,12 @@ pub fn lock_byte(fd: i32, byte: u64) -> Result<bool, Errno> {
     }
 }
 
-/// Gives the record lock of `byte` back.
+/// Releases the record lock of `byte`.
 pub fn unlock_byte(fd: i32, byte: u64) {
     let _ = record_lock(fd, 6, UNLOCK, byte);
 }
 
-/// Who holds the record lock of `byte`.
+/// Tests which process holds the record lock of `byte`.
 pub fn test_byte(fd: i32, byte: u64) -> ByteLock {
     match record_lock(fd, 5, WRITE_LOCK, byte) {
         Ok(lock) if lock.kind == UNLOCK => ByteLock::Free,
@@ -271,12 +270,12 @@ pub fn thread_pointer() -> usize {
     machine::thread_pointer()
 }
 
-/// Processor ticks. They only serve to tell whether some milliseconds have passed.
+/// Processor ticks. Use them only to check whether some milliseconds have passed.
 pub fn ticks() -> u64 {
     machine::ticks()
 }
 
-/// About as many ticks as ten milliseconds have.
+/// The approximate number of ticks in ten milliseconds.
 pub fn ten_milliseconds() -> u64 {
     machine::ten_milliseconds()
 }

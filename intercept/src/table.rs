@@ -1,6 +1,5 @@
-//! What each driver object of this process was charged. It is an open-addressing hash table in anonymous
-//! memory, in 16 shards, with linear probing, backward-shift deletion and a multiplicative hash. All zero
-//! bytes are an empty table.
+//! The charges of this process's driver objects: an open-addressing hash table in anonymous memory, in 16 shards, with
+//! linear probing, backward-shift deletion and a multiplicative hash. All zero bytes are an empty table.
 
 use crate::mutex::Mutex;
 use crate::sys;
@@ -8,7 +7,7 @@ use crate::sys;
 const SHARDS: usize = 16;
 const FIRST_CAPACITY: usize = 128;
 
-/// What a key names. Each kind has a key space of its own.
+/// The kind of object that a key names. Each kind has its own key space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -18,7 +17,7 @@ pub enum Kind {
     Linear,
     /// Pointer of stream-ordered memory; `extra` is its pool.
     Async,
-    /// Pointer of memory of the host that stands in for linear memory.
+    /// Pointer of host memory that stands in for linear memory.
     Spilled,
     /// Handle of an array.
     Array,
@@ -46,9 +45,9 @@ pub struct Entry {
     pub key: u64,
     /// Charged bytes.
     pub size: u64,
-    /// What [`Kind`] says about `extra`; otherwise 0.
+    /// Additional data as described for [`Kind`]; otherwise 0.
     pub extra: u64,
-    /// What the key names.
+    /// The kind of object that the key names.
     pub kind: Kind,
     /// Line of the limits file.
     pub device: u8,
@@ -88,8 +87,8 @@ impl Table {
         &self.shards[index]
     }
 
-    /// Adds `entry` and returns the entry of the same kind and key that it replaces, if any. `Err` with
-    /// `entry` when the kernel gives no memory: the object then stays charged until the process ends.
+    /// Adds `entry` and returns the entry with the same kind and key that it replaces, if any. `Err` with `entry` if
+    /// the kernel provides no memory: the object then stays charged until the process ends.
     pub fn put(&self, entry: Entry) -> Result<Option<Entry>, Entry> {
         let hash = hash(entry.kind, entry.key);
         let mut shard = self.shard(hash).lock();
@@ -109,12 +108,12 @@ impl Table {
         self.change(kind, key, |entry| *entry)
     }
 
-    /// Changes the entry of `kind` and `key` in place and returns what `change` makes of it.
+    /// Changes the entry of `kind` and `key` in place and returns the result of `change`.
     pub fn change<T>(&self, kind: Kind, key: u64, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         self.at(kind, key, |shard, at| shard.entries().get_mut(at).map(change))
     }
 
-    /// Finds the entry of `kind` and `key`, and does `act` with its shard and its place in it.
+    /// Finds the entry of `kind` and `key`, and calls `act` with its shard and its place in it.
     fn at<T>(&self, kind: Kind, key: u64, act: impl FnOnce(&mut Shard, usize) -> Option<T>) -> Option<T> {
         let hash = hash(kind, key);
         let mut shard = self.shard(hash).lock();
@@ -122,7 +121,7 @@ impl Table {
         act(&mut shard, at)
     }
 
-    /// Removes every entry for which `gone` is true, and hands each to `take`.
+    /// Removes every entry for which `gone` is true, and passes each to `take`.
     pub fn remove_all(&self, gone: impl Fn(&Entry) -> bool, mut take: impl FnMut(&Entry)) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -139,7 +138,7 @@ impl Table {
         }
     }
 
-    /// The summed size of the entries for which `wanted` is true.
+    /// The total size of the entries for which `wanted` is true.
     pub fn sum(&self, wanted: impl Fn(&Entry) -> bool) -> u64 {
         let shards = self.shards.iter().map(|shard| {
             let mut shard = shard.lock();
@@ -149,12 +148,12 @@ impl Table {
         shards.fold(0, u64::saturating_add)
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().live).sum()
     }
 
-    /// Whether there are none.
+    /// Whether the table has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -191,7 +190,7 @@ impl Shard {
         }
     }
 
-    /// `None` when the table has no place, which `put` has ruled out.
+    /// `None` if the table has no place, which `put` has ruled out.
     fn insert(&mut self, hash: u64, entry: Entry) -> Option<Option<Entry>> {
         let mut at = self.home(hash);
         let mask = self.capacity.wrapping_sub(1);
@@ -209,7 +208,7 @@ impl Shard {
         }
     }
 
-    /// Empties `hole`, and moves up later entries that stand behind it only because it was taken.
+    /// Empties `hole`, and moves up later entries that are behind it only because it was taken.
     fn remove(&mut self, mut hole: usize) -> Option<Entry> {
         let mask = self.capacity.wrapping_sub(1);
         let removed = *self.entries().get(hole)?;
@@ -234,7 +233,7 @@ impl Shard {
     fn grow(&mut self) -> bool {
         let capacity = if self.capacity == 0 { FIRST_CAPACITY } else { self.capacity * 2 };
         let Ok(address) = sys::map_private(capacity * size_of::<Entry>()) else { return false };
-        // Zero bytes are EMPTY: the kernel has written every entry already.
+        // Zero bytes are EMPTY, so the kernel has already initialised every entry.
         let mut old = core::mem::replace(self, Self { address, capacity, live: 0 });
         for entry in old.entries() {
             if entry.kind != Kind::Empty {
@@ -242,7 +241,7 @@ impl Shard {
             }
         }
         if old.capacity != 0 {
-            // SAFETY: `old` is the only name of that mapping, and it ends here.
+            // SAFETY: `old` is the only reference to that mapping, and it ends here.
             unsafe { sys::unmap(old.address, old.capacity * size_of::<Entry>()) };
         }
         true

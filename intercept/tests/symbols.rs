@@ -1,13 +1,12 @@
-//! Checks what the loader will see of the built libraries.
+//! Checks the built libraries as the loader will see them.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
 
 use std::path::Path;
 use std::process::Command;
 
-/// Cases 29, 30, 31 and 36: only the driver's names are exported, and only the driver's file is needed. No
-/// constructor of ours can print, end the program or set a handler, since it has no library to do it with. No
-/// panic can be reached.
+/// Cases 29, 30, 31 and 36: only the driver's names are exported, and only the driver's file is needed. No constructor
+/// of ours can print, end the program or set a handler, since it has no library to do so. No panic is reachable.
 #[test]
 #[ignore = "needs the libraries that `make build` makes"]
 fn cases_29_30_31_36_only_listed_names_are_exported_and_only_the_driver_is_needed() {
@@ -31,7 +30,7 @@ fn cases_29_30_31_36_only_listed_names_are_exported_and_only_the_driver_is_neede
     }
 }
 
-/// A name that no driver has would hook nothing. One that driver 580 lacks came with a later CUDA version.
+/// A name that no driver has would hook nothing. A name that driver 580 lacks came with a later CUDA version.
 #[test]
 fn every_hooked_name_is_an_export_of_a_real_driver_580_or_newer_than_it() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,6 +1,6 @@
-//! Other systems' dialects, each with a file and a line in the table. No dialect decides over another: each
-//! says which keys it owns and what they mean, and the merge compares the claims. A dialect that gives
-//! another's keys a meaning of its own names that other one in `over`.
+//! Other systems' dialects, each with a file and a line in the table. No dialect takes precedence over another: each
+//! says which keys it owns and what they mean, and the merge compares the claims. A dialect that gives another
+//! dialect's keys its own meaning names that dialect in `over`.
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
 use gpushare_claims::{Library, Told, Words};
@@ -49,13 +49,13 @@ static DIALECTS: [&Dialect; 17] = [
 /// The name for the plain list of GPUs in [`Dialect::over`]. The list belongs to no single system.
 pub(crate) const PLAIN_LIST: &str = "nvidia-plain";
 
-/// Whether a variable of this name belongs to a dialect, or turns its limits off.
+/// Whether a variable with this name belongs to a dialect, or turns its limits off.
 pub(crate) fn own(name: &str) -> bool {
     let is_switch = |dialect: &&Dialect| dialect.switches.iter().any(|switch| switch.key == name);
     DIALECTS.iter().any(|dialect| (dialect.owns)(name) || is_switch(dialect))
 }
 
-/// Whether a variable or annotation is one by which the system tells programs in a container what they have.
+/// Whether a variable or annotation belongs to those with which the system shows programs in a container their grant.
 pub(crate) fn tells(told: Told) -> fn(&str) -> bool {
     match told {
         Told::Aliyun { .. } => cgpu::owns,
@@ -70,7 +70,7 @@ pub(crate) struct Spoken<'a> {
     pub words: Words<'a>,
 }
 
-/// The dialects whose words the bundle has, without those that the settings turn off.
+/// The dialects whose words the bundle has, except those that the settings turn off.
 pub(crate) fn spoken<'a>(words: &Words<'a>) -> Vec<Spoken<'a>> {
     let mut known = [const { None }; DIALECTS.len()];
     for place in 0..DIALECTS.len() {
@@ -79,7 +79,7 @@ pub(crate) fn spoken<'a>(words: &Words<'a>) -> Vec<Spoken<'a>> {
     known.into_iter().flatten().filter(|spoken| spoken.speech != Speech::Silent).collect()
 }
 
-/// Fills in one dialect's entry of `known`. The dialects that hide keys from it are looked up first.
+/// Fills in one dialect's entry of `known`. Looks up the dialects that hide keys from it first.
 fn look<'a>(place: usize, words: &Words<'a>, known: &mut [Option<Spoken<'a>>; DIALECTS.len()]) {
     if known[place].is_some() {
         return;
@@ -98,12 +98,12 @@ fn look<'a>(place: usize, words: &Words<'a>, known: &mut [Option<Spoken<'a>>; DI
     known[place] = Some(Spoken { dialect, speech, words: seen });
 }
 
-/// The names of all dialects, as the settings write them.
+/// The names of all dialects as used in the settings.
 pub fn names() -> impl Iterator<Item = &'static str> {
     DIALECTS.iter().map(|dialect| dialect.name)
 }
 
-/// The names of the switches that settings may honour.
+/// The names of the switches that the settings may honour.
 pub fn switch_names() -> impl Iterator<Item = &'static str> {
     switches().filter(|switch| switch.turns_off != Off::Hardness).map(|switch| switch.key)
 }
@@ -118,7 +118,7 @@ pub(crate) fn libraries() -> impl Iterator<Item = Library> {
     DIALECTS.iter().filter_map(|dialect| dialect.library)
 }
 
-/// Keys that look like a request but are none, each with the text of its note.
+/// Keys that look like a request but are not, each with the text of its note.
 pub(crate) fn near_misses() -> impl Iterator<Item = (&'static str, &'static str)> {
     DIALECTS.iter().flat_map(|dialect| dialect.near_misses).copied()
 }

@@ -1,4 +1,4 @@
-//! Reads limits in the grammars that several systems share. Values that their own readers take for "no limit"
+//! Reads limits in the grammars that several systems share. Values that their own readers treat as "no limit"
 //! (garbage, 0) are errors here.
 
 use std::collections::BTreeSet;
@@ -8,8 +8,8 @@ use gpushare_inventory::DeviceMemory;
 use crate::quantity;
 use gpushare_claims::{Cap, Claim, Cores, RequestError, Word};
 
-/// Reads memory as HAMi-core and vgpu-manager do: digits, perhaps followed by k, m, g or t (binary units).
-/// Without a letter the number is in bytes. At least 1 MiB.
+/// Reads memory as HAMi-core and vgpu-manager do: digits, optionally followed by k, m, g or t (binary units). Without
+/// a letter the number is in bytes. The minimum is 1 MiB.
 pub(crate) fn memory(said: Word) -> Result<DeviceMemory, RequestError> {
     memory_or(said, "0 states no limit: write the limit, as 3000m")
 }
@@ -34,7 +34,7 @@ pub(crate) fn mebibytes(said: Word) -> Result<DeviceMemory, RequestError> {
     bytes.map(DeviceMemory::from_bytes).ok_or_else(|| said.wrong(remedy))
 }
 
-/// Reads each word by `read`. The value is returned beside its word.
+/// Reads each word with `read` and returns the value with its word.
 pub(crate) fn each<'a, T>(
     words: impl Iterator<Item = Word<'a>>,
     read: impl Fn(Word<'a>) -> Result<T, RequestError>,
@@ -48,7 +48,7 @@ pub(crate) fn cores(said: Word) -> Result<Cores, RequestError> {
     cores.ok_or_else(|| said.wrong("a percentage of compute is a whole number from 1 to 100"))
 }
 
-/// Reads a limit on compute where the other system writes 0 for no limit.
+/// Reads a compute limit in which the other system writes 0 for no limit.
 pub(crate) fn cores_or_all(said: Word) -> Result<Cap, RequestError> {
     match quantity::whole(said.value) {
         Some(0) => Ok(Cap::Unlimited),
@@ -57,8 +57,8 @@ pub(crate) fn cores_or_all(said: Word) -> Result<Cap, RequestError> {
     }
 }
 
-/// Refuses memory limits on only some of the container's `gpus`: this is taken for a mistake, never for "no
-/// limit" on the others. `first` is the word for the error, and `key` the variable that limits all of them.
+/// Refuses memory limits on only some of the container's `gpus`: that counts as a mistake, never as "no limit" on the
+/// others. `first` is the word for the error, and `key` the variable that limits all of them.
 pub(crate) fn refuse_half(claims: &[Claim], first: Word, gpus: usize, key: &str) -> Result<(), RequestError> {
     let stated = claims.iter().flat_map(|claim| &claim.particular);
     let limited = stated.filter(|(_, amount)| amount.memory.is_some()).map(|(gpu, _)| gpu);

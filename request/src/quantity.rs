@@ -1,10 +1,10 @@
-//! Reads numbers as other systems write them. These readers are stricter than the systems' own, which take
-//! garbage for "no limit": a sign, a leading zero, a blank or an extra letter is an error (`None`).
+//! Reads numbers as other systems write them. These readers are stricter than the systems' own, which treat garbage as
+//! "no limit": a sign, a leading zero, a blank or an extra letter is an error (`None`).
 
 pub(crate) use gpushare_claims::whole;
 use gpushare_inventory::DeviceMemory;
 
-/// Reads a whole number in bytes, or in the binary unit of a last letter k, m, g or t, in either case.
+/// Reads a whole number in bytes, or in the binary unit of a trailing k, m, g or t in either case.
 pub(crate) fn binary(text: &str) -> Option<u64> {
     let power = match text.bytes().last()?.to_ascii_lowercase() {
         b'k' => 10,
@@ -36,7 +36,7 @@ impl Decimal {
     }
 }
 
-/// Reads digits, perhaps a point and up to nine more digits. There is no sign and no exponent.
+/// Reads digits, optionally with a point and up to nine more digits. No sign and no exponent.
 pub(crate) fn decimal(text: &str) -> Option<Decimal> {
     let (head, tail) = text.split_once('.').unwrap_or((text, "0"));
     let digits = !tail.is_empty() && tail.len() <= 9 && tail.bytes().all(|byte| byte.is_ascii_digit());
@@ -45,9 +45,9 @@ pub(crate) fn decimal(text: &str) -> Option<Decimal> {
     Some(Decimal { numerator, denominator })
 }
 
-/// Reads a Kubernetes quantity in whole units, rounded up as Kubernetes does (k8s.io/apimachinery,
-/// resource.Quantity): digits, perhaps a fraction, and perhaps a suffix: binary Ki to Pi, or decimal m, k, M,
-/// G, T, P, or an exponent (1e3).
+/// Reads a Kubernetes quantity in whole units, rounded up as Kubernetes does (k8s.io/apimachinery, resource.Quantity):
+/// digits, an optional fraction, and an optional suffix: binary Ki to Pi, decimal m, k, M, G, T, P, or an exponent
+/// (1e3).
 pub fn kubernetes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);

@@ -1,4 +1,4 @@
-//! Makes a bundle's request: collects the claims of every source and merges them.
+//! Builds a bundle's request: collects the claims of every source and merges them.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ use gpushare_claims::{
 
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
-/// Whether `container` asks for anything. One that does not, and a pod's sandbox, must reach the low-level
-/// runtime unchanged. It reads only the bundle, because most containers ask for nothing.
+/// Whether `container` asks for anything. A container that does not, and a pod's sandbox, must reach the low-level
+/// runtime unchanged. Reads only the bundle, because most containers ask for nothing.
 pub fn is_request(container: &Container, policy: &Policy) -> bool {
     if container.is_sandbox() {
         return false;
@@ -26,17 +26,16 @@ pub fn is_request(container: &Container, policy: &Policy) -> bool {
     asks(&words, &dialects::spoken(&words))
 }
 
-/// Whether a variable of this name may ask for a GPU, or change or turn off a limit, in any system's words.
+/// Whether a variable with this name may ask for a GPU, or change or turn off a limit, in any system's words.
 #[must_use]
 pub fn is_request_variable(name: &str) -> bool {
     name == DEVICES || own::is_variable(name) || name.starts_with(cdi::VARIABLE) || dialects::own(name)
 }
 
-/// Reads what `container` asks for on a node with these GPUs; `None` where [`is_request`] says that it asks
-/// for nothing.
+/// Reads the request of `container` on a node with these GPUs; `None` if [`is_request`] returns false.
 ///
 /// # Errors
-/// When the request is malformed or contradictory, names what the node does not have, or comes only by
+/// If the request is malformed or contradictory, names something that the node does not have, or comes only by
 /// channels that may not grant under the policy.
 pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Option<Request>, RequestError> {
     let policy = &*policy.within(container);
@@ -86,8 +85,8 @@ fn asking<'s, 'a>(spoken: &'s [Spoken<'a>]) -> impl Iterator<Item = &'s Spoken<'
     spoken.iter().filter(|spoken| spoken.speech == Speech::Asks)
 }
 
-/// Whether any source asks. Images set a list of all GPUs. It is no request where a more trusted word says
-/// that another container of the pod has the share.
+/// Whether any source asks. Images set a list of all GPUs. It is not a request if a more trusted word says that
+/// another container of the pod has the share.
 fn asks(words: &Words, spoken: &[Spoken]) -> bool {
     let by_list = || {
         let spares = spoken.iter().any(|spoken| spoken.speech == Speech::Spares);
@@ -101,7 +100,7 @@ fn asks_otherwise(words: &Words) -> bool {
     own::asks(words) || by_name || handed::is_handed(words)
 }
 
-/// Refuses a container that asks only by gpushare's variables on a node that does not read them. It must not
+/// Refuses a container that asks only through gpushare's variables on a node that does not read them. It must not
 /// start without its GPU.
 fn refuse_unread(words: &Words, spoken: &[Spoken]) -> Result<(), RequestError> {
     match own::unread(words) {
@@ -112,7 +111,7 @@ fn refuse_unread(words: &Words, spoken: &[Spoken]) -> Result<(), RequestError> {
     }
 }
 
-/// Refuses variables that alone ask for a GPU where kubelet allocated none (strict nodes).
+/// Refuses variables that are the only request for a GPU if kubelet allocated none (strict nodes).
 fn refuse_without_allocation(words: &Words, claims: &[Claim]) -> Result<(), RequestError> {
     let is_empty = words.container.allocated().is_some_and(Allocated::is_empty);
     let mut asking = claims.iter().filter(|claim| claim.asks);
@@ -123,14 +122,14 @@ fn refuse_without_allocation(words: &Words, claims: &[Claim]) -> Result<(), Requ
     }
 }
 
-/// The words in which the list of GPUs is searched. Keys of a dialect that owns the list are hidden.
+/// The words to search for the list of GPUs. Keys of a dialect that owns the list are hidden.
 fn listing<'a>(words: &Words<'a>, spoken: &[Spoken]) -> Words<'a> {
     let over = asking(spoken).filter(|spoken| spoken.dialect.over.contains(&dialects::PLAIN_LIST));
     over.fold(words.clone(), |words, spoken| words.without(spoken.dialect.owns))
 }
 
-/// Binds an amount that a plugin wrote to one GPU, unless a word of at least the same trust names GPUs or
-/// their number. So no list that the pod wrote can multiply the amount. A whole GPU counts as an amount.
+/// Ties an amount that a plugin wrote to one GPU, unless a word that is at least as trusted names GPUs or their
+/// number. A list from the pod therefore cannot multiply the amount. A whole GPU counts as an amount.
 fn bind_to_one(claims: &mut [Claim]) {
     let mut granted = claims.iter().filter(|claim| claim.rank >= Rank::Granted);
     if granted.any(|claim| claim.gpus.is_some() || claim.count.is_some()) {
@@ -173,8 +172,8 @@ fn claims<'a>(
     Ok(claims)
 }
 
-/// What numbers in the list of GPUs mean by the dialects that ask. Where they differ, each meaning makes a
-/// claim of its own, and the text is added to the word in messages.
+/// The meanings of numbers in the list of GPUs, according to the dialects that ask. If they differ, each meaning makes
+/// its own claim, and the text is added to the word in messages.
 fn meanings(spoken: &[Spoken]) -> Vec<(IndexMeaning, String)> {
     let mut meanings: Vec<(IndexMeaning, String)> = Vec::new();
     for spoken in asking(spoken) {
@@ -193,8 +192,7 @@ fn meanings(spoken: &[Spoken]) -> Vec<(IndexMeaning, String)> {
     }
 }
 
-/// Notes about words that look like a request but are none. Keys that belong to an asking dialect are left
-/// out.
+/// Notes about words that look like a request but are not. Skips keys that belong to an asking dialect.
 fn near_misses(words: &Words, spoken: &[Spoken]) -> Vec<String> {
     let is_owned = |key: &str| asking(spoken).any(|spoken| (spoken.dialect.owns)(key));
     let mut notes = Vec::new();
@@ -205,8 +203,7 @@ fn near_misses(words: &Words, spoken: &[Spoken]) -> Vec<String> {
     notes
 }
 
-/// The driver capabilities: those of gpushare's own key, else those of NVIDIA's variable where variables may
-/// grant.
+/// The driver capabilities: those of gpushare's own key, else those of NVIDIA's variable if variables may grant.
 fn capabilities(words: &Words, claims: &[Claim]) -> Result<Capabilities, RequestError> {
     let policy = words.policy;
     let within = |all: &Capabilities, part: &Capabilities| part.iter().all(|capability| all.has(capability));
@@ -234,8 +231,7 @@ fn capabilities(words: &Words, claims: &[Claim]) -> Result<Capabilities, Request
     }
 }
 
-/// The capabilities in NVIDIA's variable, or the default. Outside CRI the last entry counts, as with the list
-/// of GPUs.
+/// The capabilities in NVIDIA's variable, or the default. Outside CRI the last entry counts, as with the list of GPUs.
 fn nvidia_capabilities(words: &Words) -> Result<Capabilities, RequestError> {
     let mut all = words.named(CAPABILITIES);
     let Some(last) = all.next_back() else { return Ok(Capabilities::default()) };
@@ -250,9 +246,9 @@ fn nvidia_capabilities(words: &Words) -> Result<Capabilities, RequestError> {
     })
 }
 
-/// Another system's library in the bundle, and what happens to it. It keeps the limit only where the owner's
-/// mounts and a single dialect in the bundle prove whose it is, and variables tell it all that was granted.
-/// Beside a plain list of GPUs no owner is proved: the same mounts may be the user's own.
+/// Another system's library in the bundle, and how to treat it. It keeps the limit only if the owner's mounts and a
+/// single dialect in the bundle prove its owner, and variables state all that was granted. A plain list of GPUs does
+/// not prove an owner: the same mounts may be the user's own.
 fn interceptor(
     words: &Words,
     spoken: &[Spoken],
@@ -276,8 +272,8 @@ fn interceptor(
     Some((found, ruled))
 }
 
-/// Whether the variables alone, which other systems' libraries read, state the whole request, and no switch
-/// turns such a library off.
+/// Whether the variables that other systems' libraries read state the whole request by themselves, and no switch turns
+/// such a library off.
 fn is_told(words: &Words, claims: &[Claim], request: &Request, node: NodeGpus) -> bool {
     if words.container.writer() == Writer::Podman || switches::any_is_on(words) {
         return false;
@@ -295,9 +291,9 @@ fn is_told(words: &Words, claims: &[Claim], request: &Request, node: NodeGpus) -
     !is_ours && merge(&told, words.policy, node).is_ok_and(same)
 }
 
-/// The dialects' variables as the container gets them, each once. A variable that states an amount gets the
-/// smallest value among the words for it: those of its own name, and those that differ only by a position at
-/// the end and cover its GPUs.
+/// The dialects' variables as the container gets them, each once. A variable that states an amount gets the smallest
+/// value among its words: those of its own name, and those that differ only by a position at the end and cover its
+/// GPUs.
 fn standing(words: &Words, spoken: &[Spoken], claims: &[Claim]) -> Vec<(String, String)> {
     let owned = |key: &str| asking(spoken).any(|spoken| (spoken.dialect.owns)(key));
     let mut standing: BTreeMap<&str, &str> = words.container.env().filter(|(key, _)| owned(key)).collect();
@@ -326,12 +322,12 @@ fn stem(name: &str) -> &str {
         .map_or(name, |(stem, _)| stem)
 }
 
-/// Whether limits that count by position would apply to another GPU when the bundle is run again with the
-/// granted GPUs as its list.
+/// Whether limits that count by position would apply to another GPU if the bundle runs again with the granted GPUs as
+/// its list.
 fn moves_limits(words: &Words, spoken: &[Spoken], request: &Request, node: NodeGpus) -> bool {
     let Kept::Granted(gpus) = request.kept() else { return false };
     let lists = list::lists(words);
-    // One list names the folder of mounts, and another list next to it narrowed what was granted.
+    // One list names the folder of mounts, and a second list narrowed what was granted.
     let narrowed = lists.len() > 1 && lists.iter().any(|list| list::is_volumes(list.value));
     let by_position = asking(spoken).any(|spoken| spoken.dialect.by_position);
     narrowed || by_position && !list::is_in_order(words, node, &gpus)

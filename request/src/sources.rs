@@ -1,5 +1,5 @@
-//! The sources that are read in every bundle, whichever system scheduled it: gpushare's own keys, lists of
-//! GPUs, CDI names, what the engine was handed, what kubelet allocated, and what the node reserved.
+//! The sources that are read in every bundle, regardless of the system that scheduled it: gpushare's own keys, lists
+//! of GPUs, CDI names, devices handed to the engine, kubelet's allocations, and the node's reservations.
 
 pub(crate) mod allocated;
 pub(crate) mod cdi;

@@ -16,17 +16,17 @@ use crate::rank::Rank;
 use crate::request::Share;
 use crate::words::conflict;
 
-/// What the container gets on one GPU.
+/// The container's share of one GPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Granted {
     pub(super) gpu: Option<GpuUuid>,
     pub(super) share: Share,
-    /// The most compute that may be used, where a claim states it. It is more than the share for a burst.
+    /// The most compute that may be used, if a claim states it. For a burst it is more than the share.
     pub(super) most: Option<Cap>,
 }
 
 impl<'a> Merge<'a> {
-    /// Computes what the container gets on one GPU.
+    /// Computes the container's share of one GPU.
     pub(super) fn share(
         &mut self,
         gpu: Option<&'a Gpu>,
@@ -53,8 +53,7 @@ impl<'a> Merge<'a> {
         Ok(Granted { gpu: uuid, share: Share { memory, cores }, most })
     }
 
-    /// The memory that a container which takes turns says that it needs; all that is left where it says
-    /// nothing.
+    /// The memory that a time-sliced container says it needs; all that is left if it says nothing.
     fn memory_of_slice(
         &mut self,
         gpu: Option<&'a Gpu>,
@@ -88,8 +87,8 @@ impl<'a> Merge<'a> {
         Ok(value)
     }
 
-    /// Refuses a GPU without a limit where claims state limits for single GPUs only. Such limits say that the
-    /// container has no other GPU, so the node's default does not apply to one.
+    /// Refuses a GPU without a limit if claims state limits for single GPUs only. Such limits imply that the container
+    /// has no other GPU, so the node's default must not add one.
     fn refuse_beyond(&self, gpu: Option<GpuUuid>, spread: &Spread) -> Result<(), RequestError> {
         let speaks = |claim: &Claim| claim.particular.iter().any(|(other, _)| Some(*other) == gpu);
         let mut limiting = self.claims.iter().filter(|claim| !claim.particular.is_empty()).peekable();
@@ -102,8 +101,8 @@ impl<'a> Merge<'a> {
         Err(conflict(&first.by, format!("{gpu}, of which it says nothing")))
     }
 
-    /// Rounds another system's limit to what can be granted: down to whole MiB, at least one. A lenient node
-    /// also cuts it to the GPU's memory.
+    /// Rounds another system's limit to a grantable size: down to whole MiB, at least one. A lenient node also cuts it
+    /// to the GPU's memory.
     fn whole_mebibytes(
         &mut self,
         memory: DeviceMemory,
@@ -136,8 +135,8 @@ impl<'a> Merge<'a> {
         Ok(Some(least.value))
     }
 
-    /// Holds a request for whole GPUs, or for turns on them without limits, to the ceilings. It exceeds every
-    /// ceiling below a whole GPU, and every default.
+    /// Checks a request for whole GPUs, or for unlimited turns on them, against the ceilings. It exceeds every ceiling
+    /// below a whole GPU, and every default.
     fn hold_whole(&self, mode: Mode, gpu: Option<&Gpu>, spread: &Spread) -> Result<(), RequestError> {
         let is_stated = |claim: &Claim| claim.mode == Some(mode);
         let hold = |by: &str, ceiling: Ceiling| {
@@ -146,13 +145,13 @@ impl<'a> Merge<'a> {
         };
         let stating = self.asking().find(|claim| is_stated(claim));
         let by = stating.map_or("", |claim| &claim.by);
-        // Where no claim asks for whole GPUs, the policy gives them.
+        // If no claim asks for whole GPUs, the policy gave them.
         self.hold(spread, is_stated, hold, by, || Ok(stating.is_none()))
     }
 
-    /// Holds an amount to the ceilings of the claims that ask for it: one of those that `grants` chooses must
-    /// be allowed it. Where none of them may grant at all, only the node's default or less is granted; `by`
-    /// is the word for the error. The claim that multiplies the amount is held, too.
+    /// Checks an amount against the ceilings of the claims that ask for it: at least one of those that `grants`
+    /// selects must be allowed it. If none of them may grant at all, only the node's default or less is granted; `by`
+    /// is the word for the error. The claim that multiplies the amount is checked, too.
     fn hold(
         &self,
         spread: &Spread,
@@ -174,7 +173,7 @@ impl<'a> Merge<'a> {
         spread.multiplying.and_then(held).unwrap_or(Ok(()))
     }
 
-    /// The node's default memory for a container that names no size, as far as the node's policy gives one.
+    /// The node's default memory for a container that names no size, if the node's policy gives one.
     fn default_memory(
         &mut self,
         gpu: Option<&'a Gpu>,
@@ -200,7 +199,7 @@ impl<'a> Merge<'a> {
         Ok(memory)
     }
 
-    /// The node's default memory on this GPU, and the setting whose ceiling lowered it, if one did.
+    /// The node's default memory on this GPU, and the setting whose ceiling lowered it, if any.
     fn default_memory_of(
         &self,
         gpu: Option<&Gpu>,
@@ -216,8 +215,8 @@ impl<'a> Merge<'a> {
         })
     }
 
-    /// The lowest ceiling of the claims that grant the default on this GPU, with its setting. A ceiling of at
-    /// least the whole GPU counts as none: it cannot lower "all that is left".
+    /// The lowest ceiling of the claims that grant the default on this GPU, with its setting. A ceiling of at least
+    /// the whole GPU counts as none: it cannot lower "all that is left".
     pub(super) fn ceiling_of_default(
         &self,
         gpu: Option<&Gpu>,
@@ -234,7 +233,7 @@ impl<'a> Merge<'a> {
         Ok(least)
     }
 
-    /// The most compute that a burst may use; `None` where it is not more than the share on every GPU.
+    /// The most compute that a burst may use; `None` unless it is more than the share on every GPU.
     pub(super) fn burst(shares: &[Granted]) -> Option<Cores> {
         let least = shares.iter().map(|granted| granted.most).min()??;
         let held = shares.iter().map(|granted| granted.share.cores).max()??;
@@ -245,7 +244,7 @@ impl<'a> Merge<'a> {
         (burst > held).then_some(burst)
     }
 
-    /// The compute policy. A stated policy counts only where it lifts no claim's compute limit.
+    /// The compute policy. A stated policy counts only if it lifts no claim's compute limit.
     pub(super) fn compute_policy(&self, burst: Option<Cores>, shares: &[Granted]) -> ComputePolicy {
         let stated = self.claims.iter().find_map(|claim| claim.compute_policy).unwrap_or_default();
         let is_free = shares.iter().all(|granted| granted.share.cores.is_none());
@@ -259,8 +258,8 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// Compares two amounts; amounts in different units are compared in bytes on `gpu`. All that is left counts
-/// as the most.
+/// Compares two amounts; amounts in different units are compared in bytes on `gpu`. All that is left counts as the
+/// most.
 fn compare(a: MemoryRequest, b: MemoryRequest, gpu: Option<&Gpu>) -> Result<Ordering, RequestError> {
     Ok(match (a, b, gpu) {
         (MemoryRequest::Bytes(a), MemoryRequest::Bytes(b), _) => a.cmp(&b),

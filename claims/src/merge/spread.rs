@@ -13,10 +13,10 @@ pub(super) struct Spread<'a> {
     pub(super) gpus: Vec<&'a Gpu>,
     /// How many of `gpus` the container gets.
     pub(super) wanted: usize,
-    /// Whether the container gets exactly `gpus`. If not, placement chooses `wanted` of them.
+    /// Whether the container gets exactly `gpus`. Otherwise placement chooses `wanted` of them.
     pub(super) named: bool,
-    /// The claim that raises the number of GPUs above what more trusted claims state. Every amount is also
-    /// held to the ceilings of this claim.
+    /// The claim that raises the number of GPUs above what more trusted claims state. Every amount is also checked
+    /// against this claim's ceilings.
     pub(super) multiplying: Option<&'a Claim>,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Spread<'a> {
     }
 }
 
-/// Whether it is a MIG instance of this size.
+/// Whether this is a MIG instance of this size.
 fn is_of_size(gpu: &Gpu, profile: &Profile) -> bool {
     gpu.instance.as_ref().is_some_and(|instance| instance.profile == *profile)
 }
@@ -66,8 +66,8 @@ impl<'a> Merge<'a> {
         Ok(Spread { gpus, wanted, named, multiplying })
     }
 
-    /// What placement chooses from where no claim names a GPU: instances of the size that is asked for, else
-    /// what the node means by a GPU.
+    /// The GPUs from which placement chooses if no claim names one: instances of the requested size, else the GPUs
+    /// that count on this node if none is named.
     fn pool(&self) -> Result<Vec<&'a Gpu>, RequestError> {
         let Some((claim, profile)) = self.profile()? else { return Ok(self.node.unnamed()) };
         let found: Vec<&Gpu> = self.node.all().into_iter().filter(|gpu| is_of_size(gpu, profile)).collect();
@@ -80,7 +80,7 @@ impl<'a> Merge<'a> {
         Ok(found)
     }
 
-    /// The size of MIG instance that claims ask for, with the first that does.
+    /// The MIG instance size that claims ask for, with the first claim that states it.
     fn profile(&self) -> Result<Option<(&'a Claim, &'a Profile)>, RequestError> {
         let mut stated = self.claims.iter().filter_map(|claim| Some((*claim, claim.profile.as_ref()?)));
         let Some(first) = stated.next() else { return Ok(None) };
@@ -112,7 +112,7 @@ impl<'a> Merge<'a> {
         Ok(count.value)
     }
 
-    /// More than one GPU exceeds the default: a claim that may grant has to ask for that many.
+    /// Refuses several GPUs unless a claim that may grant asks for that many: more than one GPU exceeds the default.
     fn refuse_multiplied(&self, wanted: usize, by: Option<&Claim>) -> Result<(), RequestError> {
         let says = |claim: &Claim| {
             let named = claim.gpus.as_ref().map(Vec::len);
@@ -126,21 +126,19 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Whether a claim that names several GPUs may multiply an amount that others asked for on one GPU.
+    /// Whether a claim that names several GPUs may multiply an amount that others requested on one GPU.
     fn may_multiply(&self) -> bool {
         let naming = self.claims.iter().filter(|claim| claim.gpus.is_some());
         naming.into_iter().any(|claim| self.may_grant(claim) && !self.policy.is_unchecked(claim.rank))
     }
 
-    /// The largest number of GPUs that claims state which are more trusted than `by` and may grant; 1 where
-    /// none does.
+    /// The largest number of GPUs stated by claims that are more trusted than `by` and may grant; 1 if there is none.
     fn counted_above(&self, by: &Claim) -> usize {
         let above = self.claims.iter().filter(|claim| claim.rank > by.rank && self.may_grant(claim));
         above.filter_map(|claim| claim.count).max().unwrap_or(1)
     }
 
-    /// The GPUs that are in every claim's list, in the order of the most trusted list. `None` where no claim
-    /// has a list.
+    /// The GPUs that are in every claim's list, in the order of the most trusted list. `None` if no claim has a list.
     fn named(&mut self) -> Result<Option<Least<'a, Vec<&'a Gpu>>>, RequestError> {
         let mut found: Option<Least<Vec<GpuUuid>>> = None;
         for claim in self.claims.clone() {

@@ -1,4 +1,4 @@
-//! What is taken of settings that are refused: that by which containers are stopped.
+//! Salvages the parts of refused settings that are needed to stop containers.
 
 use std::path::PathBuf;
 
@@ -6,8 +6,8 @@ use toml::{Table, Value};
 
 use super::{File, line, read, shipped};
 
-/// The shipped settings with the low-level runtimes and the state folder of `files`, whatever other mistakes
-/// these have. `None` if a file cannot be read, or is so far from TOML that these two may be lost in it.
+/// The shipped settings with the low-level runtimes and the state folder of `files`, despite any other mistakes in
+/// them. `None` if a file cannot be read, or is so far from valid TOML that these two may be lost.
 pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
     let mut saved = File::default();
     for path in files {
@@ -28,13 +28,13 @@ pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
     Some(saved)
 }
 
-/// What is salvaged: sections and keys.
+/// The salvaged sections and keys.
 const SALVAGED: [(&str, &str); 2] = [("runtime", "candidates"), ("paths", "state")];
-/// How many lines of a file may be no TOML.
+/// How many lines of a file may be invalid TOML.
 const MOST_SLIPS: usize = 8;
 
-/// `text` without the lines that are no TOML, if they are lines of other sections than those from which something is
-/// salvaged, and nothing of it is lost with them.
+/// `text` without its invalid lines, if these are outside the salvaged sections and removing them loses no salvaged
+/// key.
 pub(super) fn without_slips(text: &str) -> Option<Table> {
     // Lines inside a string mean nothing by themselves.
     if text.contains("\"\"\"") || text.contains("'''") {
@@ -59,7 +59,7 @@ pub(super) fn without_slips(text: &str) -> Option<Table> {
     None
 }
 
-/// Whether a key that is salvaged stands in another section.
+/// Whether a salvaged key is in the wrong section.
 fn is_misplaced(table: &Table) -> bool {
     let has = |section: &str, values: &Value| {
         let keys = SALVAGED.iter().filter(|place| place.0 != section).map(|place| place.1);
@@ -70,7 +70,7 @@ fn is_misplaced(table: &Table) -> bool {
         .any(|(section, values)| has(section, values) || SALVAGED.iter().any(|place| place.1 == section))
 }
 
-/// Whether a section from which something is salvaged has a key that nobody knows: it may be meant.
+/// Whether a salvaged section has an unknown key: it may be a misspelt one.
 fn is_misspelt(table: &Table) -> bool {
     let shipped = shipped().unwrap_or_default();
     let known = |section: &str, key: &String| {
@@ -82,7 +82,7 @@ fn is_misspelt(table: &Table) -> bool {
     })
 }
 
-/// Whether a key stands in `table`, in its section, if any line speaks of it.
+/// Whether `table` has a key in its section if any line mentions it.
 fn is_kept(lines: &[&str], table: &Table, (section, key): &(&str, &str)) -> bool {
     let speaks = |line: &&&str| !line.trim_start().starts_with('#') && line.contains(key);
     let has = table.get(*section).and_then(|section| section.get(*key)).is_some();

@@ -200,7 +200,7 @@ fn lines_that_are_no_toml_hide_no_runtime_unless_they_may_be_about_it() {
         (format!("{crun}[request]\nstrict = fasle\n"), &found),
         (format!("[request]\nstrict = fasle\nenv = \n[log]\nfile = \"/x\n{crun}"), &found),
         ("[request]\nstrict = fasle\n".to_owned(), &Some(None)),
-        // What is lost may be about the runtime.
+        // The lost text may be about the runtime.
         (crun.replace(']', "]]"), &None),
         (format!("[request]\nstrict = fasle\n{}", crun.replacen('[', "", 1)), &None),
         ("[runtime]\ncandidates = [\n\"/usr/bin/crun\"\n\"/usr/bin/runc\"\n]\n".to_owned(), &None),

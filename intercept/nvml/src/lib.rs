@@ -1,8 +1,7 @@
 //! The container's `libnvidia-ml.so.1`: exported names over the hooks of `gpushare_intercept::nvml`, and
 //! nothing else.
 //!
-//! It is built by the profile `shim` alone (see `intercept/link.rs`); every other profile gives an empty
-//! library.
+//! Only the profile `shim` builds it (see `intercept/link.rs`); every other profile produces an empty library.
 
 #![cfg_attr(shim, no_std)]
 

@@ -1,8 +1,9 @@
-//! The bucket that all processes of a container share. The tenant can write every byte of it, so no value
-//! makes these functions panic, wait or overflow.
+//! The bucket that all processes of a container share. The tenant can write every byte in it, so these functions must
+//! not panic, wait or overflow for any value.
 //!
-//! Each step is one atomic operation, or one atomic operation decides who makes it. A process may therefore
-//! be killed or stopped between any two steps and blocks nobody. At most what it was about to add is lost.
+//! Each step is one atomic operation, or one atomic operation decides which process makes it. A process may therefore
+//! be killed or stopped between any two steps without blocking others. At most the amount that it was about to add is
+//! lost.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -10,12 +11,11 @@ use gpushare_region::Bucket;
 
 use super::{CAP, Ground, MICROSECOND, MILLISECOND, NAP, STALE};
 
-/// Refills closer together than this are left to the next one, which keeps their rounding below 1 in 5,000.
+/// Refills closer together than this are left to the next one, which keeps the rounding error below 1 in 5,000.
 const LEAST_REFILL: u64 = 20 * MICROSECOND;
 /// The longest time that one refill counts.
 const LONGEST_REFILL: u64 = 3_600_000 * MILLISECOND;
-/// A container begins with a debt of what it earns in this time, since nothing is known about its first
-/// launches.
+/// A container starts with a debt worth this much time, since nothing is known about its first launches.
 const FIRST_DEBT: u64 = 20 * MILLISECOND;
 
 /// The shared books of one device.
@@ -36,11 +36,10 @@ impl<'a> Shared<'a> {
         self.bucket.nanoseconds.load(Relaxed).cast_signed()
     }
 
-    /// Adds what `rate` (hundredths of a percent) has earned since the last refill by any process.
+    /// Adds the time earned at `rate` (hundredths of a percent) since the last refill by any process.
     pub(super) fn refill(&self, now: u64, rate: u64) {
         let last = self.bucket.refilled.load(Relaxed);
-        // A process that read the clock before the last refill is late. A time stamp far in the future is not
-        // valid.
+        // A process that read the clock before the last refill is late. A time stamp far in the future is invalid.
         let late = last > now && last - now < STALE;
         if late || now.wrapping_sub(last) < LEAST_REFILL {
             return;
@@ -52,7 +51,7 @@ impl<'a> Shared<'a> {
         if last == 0 {
             self.add(-(FIRST_DEBT * rate / 10_000).cast_signed(), 0);
         }
-        // The first refill, and one after a time stamp from the future, begin a new count.
+        // The first refill, and one after a time stamp from the future, start a new count.
         if last == 0 || last > now {
             return;
         }
@@ -78,12 +77,12 @@ impl<'a> Shared<'a> {
         let _ = self.bucket.nanoseconds.fetch_update(Relaxed, Relaxed, change);
     }
 
-    /// Notes how long a launch was held back.
+    /// Records how long a launch was held back.
     pub fn count_throttled(&self, nanoseconds: u64) {
         self.bucket.throttled.fetch_add(nanoseconds, Relaxed);
     }
 
-    /// How long it takes at `rate` until there is something to draw, in nanoseconds, at most [`NAP`].
+    /// How long it takes at `rate` until the bucket has credit, in nanoseconds, at most [`NAP`].
     pub(super) fn time_to_credit(&self, rate: u64) -> u64 {
         let debt = self.level().min(0).unsigned_abs().min(LONGEST_REFILL);
         let time = debt.saturating_mul(10_000) / rate.max(1);
@@ -148,7 +147,7 @@ mod tests {
         let race = || {
             for round in 1..=ROUNDS {
                 if super::super::meet(&arrivals, 2) {
-                    shared.charge(500_000); // what half of a millisecond earns
+                    shared.charge(500_000); // half a millisecond's earnings
                 }
                 super::super::meet(&arrivals, 2);
                 shared.refill(START + round * MILLISECOND, 5_000);

@@ -1,8 +1,8 @@
-//! How long recent launches of each kind took, and what the next one is assumed to cost.
+//! How long recent launches of each kind took, and the assumed cost of the next one.
 
 use super::key::{Key, PLACES};
 
-/// Over how many timings a cost is averaged.
+/// The number of timings over which a cost is averaged.
 const LAST: u64 = 4;
 
 #[repr(C)]
@@ -28,7 +28,7 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// What a launch of `key` is assumed to cost, in nanoseconds; `None`: this kind was never timed.
+    /// The assumed cost of a launch of `key`, in nanoseconds; `None`: this kind was never timed.
     pub(super) fn cost(&self, key: Key) -> Option<u64> {
         let kind = self.kinds.get(key.place())?;
         (kind.tag == key.tag() && kind.count > 0).then_some(kind.cost)

@@ -1,11 +1,11 @@
-//! What a process has drawn from the bucket and not yet spent, and what each kind of launch costs. A launch
-//! looks at nothing else while there is credit.
+//! Credit that a process has drawn from the bucket and not yet spent, and the cost of each kind of launch. While there
+//! is credit, a launch checks nothing else.
 //!
-//! Most programs launch from one thread. As long as only one thread has asked, it changes the word by plain
-//! loads and stores. A locked instruction would first wait for all that the driver has just written, and
-//! would be more than half of the cost of a limited launch. The first other thread that asks ends this for
-//! good. If the first thread is then between its load and its store, one change can be lost, once in the life
-//! of a process: half a millisecond of GPU time or one launch, which the meter then settles.
+//! Most programs launch from one thread. While only one thread has used the credit, it changes the word with
+//! plain loads and stores. A locked instruction would first wait for all recent writes of the driver, and would be
+//! more than half of the cost of a limited launch. The first other thread ends this for good. If the first thread is
+//! between its load and its store at that moment, one change can be lost, once in the life of a process: half a
+//! millisecond of GPU time or one launch, which the meter then settles.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -15,19 +15,18 @@ use crate::sys;
 
 /// One launch, counted in the upper part of the word.
 const LAUNCH: u64 = 1 << 40;
-/// In place of a thread: no thread has asked yet.
+/// In place of a thread: no thread has used the credit yet.
 const NONE: usize = 0;
-/// In place of a thread: several threads have asked. No thread has this value: theirs are addresses.
+/// In place of a thread: several threads have used the credit. No thread has this value: thread values are addresses.
 const SEVERAL: usize = 1;
 
-/// All zero bytes: nothing to spend. The kernel wipes a forked child's copy, so a child begins on the slow
-/// path.
+/// All zero bytes: nothing to spend. The kernel wipes a forked child's copy, so a child starts on the slow path.
 #[repr(C)]
 pub struct Credit {
-    /// Nanoseconds in the lower 40 bits, as a signed number. The upper bits count the launches that were paid
-    /// here, downwards.
+    /// Nanoseconds in the lower 40 bits, as a signed number. The upper bits count down the launches that were paid
+    /// here.
     word: AtomicU64,
-    /// The [`sys::thread_pointer`] of the only thread that has asked, or [`NONE`], or [`SEVERAL`].
+    /// The [`sys::thread_pointer`] of the only thread that has used the credit, or [`NONE`], or [`SEVERAL`].
     thread: AtomicUsize,
     /// Costs by place of the key: the tag in the upper 32 bits, nanoseconds in the lower.
     costs: [AtomicU64; PLACES],
@@ -56,8 +55,7 @@ const fn nanoseconds(word: u64) -> i64 {
 }
 
 impl Credit {
-    /// Pays a launch. False: its cost is not known or there is not enough; ask the
-    /// [`Limiter`](super::Limiter).
+    /// Pays for a launch. False: the cost is unknown or the credit is too low; ask the [`Limiter`](super::Limiter).
     #[inline(always)]
     pub fn spend(&self, key: Key) -> bool {
         let Some(entry) = self.costs.get(key.place()) else { return false };
@@ -92,7 +90,7 @@ impl Credit {
         false
     }
 
-    /// Notes that this thread is about to change the word.
+    /// Records that this thread is about to change the word.
     fn ask(&self) {
         let me = sys::thread_pointer();
         let first = self.thread.compare_exchange(NONE, me, Relaxed, Relaxed);
@@ -101,13 +99,13 @@ impl Credit {
         }
     }
 
-    /// Takes all credit back. Other threads that try to spend meanwhile put that part back themselves.
+    /// Takes all credit back. Threads that try to spend at the same time return their part themselves.
     pub(super) fn take(&self) -> Taken {
         self.ask();
         let word = self.word.swap(0, Relaxed);
         let nanoseconds = nanoseconds(word);
         let launches = word.wrapping_sub(nanoseconds.cast_unsigned()).wrapping_neg() >> 40;
-        // While a thread puts credit back, its launch looks paid; the count is right again afterwards.
+        // While a thread returns credit, its launch looks paid; the count is correct again afterwards.
         let launches = if launches < 1 << 23 { launches } else { 0 };
         Taken { nanoseconds, launches }
     }
@@ -118,7 +116,7 @@ impl Credit {
         self.word.fetch_add(nanoseconds.min(LAUNCH / 4), Relaxed);
     }
 
-    /// Sets what a launch of `key` costs.
+    /// Sets the cost of a launch of `key`.
     pub(super) fn set_cost(&self, key: Key, nanoseconds: u64) {
         let cost = nanoseconds.clamp(LEAST_COST, u64::from(u32::MAX));
         if let Some(place) = self.costs.get(key.place()) {
@@ -126,7 +124,7 @@ impl Credit {
         }
     }
 
-    /// Forgets what a launch of `key` costs.
+    /// Forgets the cost of a launch of `key`.
     pub(super) fn forget_cost(&self, key: Key) {
         if let Some(place) = self.costs.get(key.place()) {
             place.store(0, Relaxed);
@@ -142,7 +140,7 @@ mod tests {
     /// miri is slow: under it the tests take this many times fewer steps.
     const SHRINK: usize = if cfg!(miri) { 100 } else { 1 };
 
-    /// Credit that several threads have asked for.
+    /// Credit that several threads have used.
     fn of_several() -> Credit {
         let credit = Credit::default();
         credit.give(0);
@@ -189,7 +187,7 @@ mod tests {
     #[test]
     fn threads_that_find_too_little_leave_it_as_it_was() {
         let credit = of_several();
-        credit.set_cost(KERNEL, u64::MAX); // as long as a cost can be
+        credit.set_cost(KERNEL, u64::MAX); // the highest possible cost
         credit.give(1_000_000);
         let failures = std::thread::scope(|scope| {
             let run = || (0..10_000 / SHRINK).filter(|_| credit.spend(KERNEL)).count();

@@ -1,7 +1,7 @@
 //! The kind of a launch. Launches of one kind are assumed to cost the same.
 
-/// A function with its grid and block, or an executable graph, as a hash. Two kinds with the same hash share
-/// their cost: event pairs and meter then settle a mixture of both.
+/// A function with its grid and block, or an executable graph, as a hash. Two kinds with the same hash share their
+/// cost: event pairs and the meter then settle a mixture of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u64);
 
@@ -45,7 +45,7 @@ impl Key {
         (self.0 >> 52) as usize % PLACES
     }
 
-    /// Distinguishes kinds that fall on the same place. It is never 0, which stands for an empty place.
+    /// Distinguishes kinds that map to the same place. Never 0, which marks an empty place.
     #[inline(always)]
     pub(super) const fn tag(self) -> u32 {
         ((self.0 >> 20) & 0xffff_ffff) as u32 | 1

@@ -1,5 +1,5 @@
-//! The slow path of one process on one device, as a state machine. It is asked before a launch that credit
-//! did not pay, and told afterwards what became of the launch. One thread at a time uses it.
+//! The slow path of one process on one device, as a state machine. Call it before a launch that credit did not pay
+//! for, and report the launch's outcome to it afterwards. One thread at a time uses it.
 
 use gpushare_region::{Bucket, LimitLine};
 
@@ -10,32 +10,32 @@ use super::key::Key;
 use super::share::Share;
 use super::{DEPTH, GUESS, LEAST_COST, MICROSECOND, MILLISECOND, PATIENCE, SLICE, UNTIMED};
 
-/// How many launches may be timed at a time. Each owns the pair of events of its number.
+/// How many launches may be timed at a time. Each owns the pair of events with its number.
 pub const TIMED: usize = 32;
 
 /// Delays up to this length are the cost of the event itself, in nanoseconds.
 const LEAST_LATE: u64 = 20 * MICROSECOND;
 
-/// What all processes of the container share on the device, and what this process may spend there.
+/// State that all processes of the container share on the device, and the credit of this process there.
 #[derive(Clone, Copy)]
 pub struct Ground<'a> {
-    /// What the host grants.
+    /// The host's grant.
     pub line: &'a LimitLine,
     /// The bucket.
     pub bucket: &'a Bucket,
-    /// What this process may spend.
+    /// Credit that this process may spend.
     pub credit: &'a Credit,
-    /// Whether some stream of this process is being captured. No launch is then paid from credit, since it
-    /// may only be recorded.
+    /// Whether some stream of this process is being captured. No launch is then paid from credit, since it may only be
+    /// recorded.
     pub capturing: bool,
 }
 
-/// What a launch is to do.
+/// The limiter's decision about a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Go to the driver: nothing is limited here.
     Free,
-    /// Go to the driver between the two events of pair `0`, then say [`launched`](Limiter::launched) or
+    /// Go to the driver between the two events of pair `0`, then call [`launched`](Limiter::launched) or
     /// [`refused`](Limiter::refused).
     Timed(usize),
     /// Ask again after this many nanoseconds: too much work is unfinished.
@@ -44,7 +44,7 @@ pub enum Answer {
     HeldBack(u64),
 }
 
-/// What a pair of events says.
+/// The result of a pair of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timing {
     /// The launch has not ended.
@@ -55,10 +55,10 @@ pub enum Timing {
     Lost,
 }
 
-/// How far to look for launches that have ended.
+/// How far to search for launches that have ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
-    /// Up to the first launch that still runs: what comes after it in its stream has not ended either.
+    /// Up to the first running launch: later launches in its stream have not ended either.
     FirstThatRuns,
     /// All of them.
     All,
@@ -71,7 +71,7 @@ struct Mark {
     /// Order of launches, from 1; 0: this place is free.
     order: u64,
     key: u64,
-    /// What was charged for it.
+    /// The charge for it.
     estimate: u64,
     /// Estimated work up to and including this launch.
     position: u64,
@@ -79,9 +79,9 @@ struct Mark {
     waited_since: u64,
     /// Whether the cost of its kind was unknown.
     untimed: bool,
-    /// Nobody waits for it any more.
+    /// No launch waits for it any more.
     overdue: bool,
-    /// Its events tell when the launch ended, but not how long it took.
+    /// Its events show when the launch ended, but not how long it took.
     late: bool,
 }
 
@@ -89,9 +89,9 @@ struct Mark {
 #[derive(Default)]
 #[repr(C)]
 pub struct Limiter {
-    /// Credit that is neither spent nor handed to the fast path. It may be negative.
+    /// Credit that is neither spent nor passed to the fast path. It may be negative.
     purse: i64,
-    /// All that was ever drawn.
+    /// The total ever drawn.
     drawn: u64,
     /// Position up to which work has ended.
     done: u64,
@@ -102,18 +102,18 @@ pub struct Limiter {
     counted: Counted,
 }
 
-/// What this process has used since the last call of [`Limiter::count`].
+/// Launches and GPU time of this process since the last call of [`Limiter::count`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counted {
     /// Launches.
     pub launches: u64,
-    /// GPU time charged; what was charged too much may make it negative.
+    /// GPU time charged; correcting an overcharge may make it negative.
     pub nanoseconds: i64,
 }
 
 impl Limiter {
-    /// What a launch of `key` must do at `now`, in monotonic nanoseconds. `timing` reads a pair of events.
+    /// Decides what a launch of `key` must do at `now`, in monotonic nanoseconds. `timing` reads a pair of events.
     pub fn ask(
         &mut self,
         ground: &Ground<'_>,
@@ -127,7 +127,7 @@ impl Limiter {
         self.reap(&shared, ground.credit, Reach::FirstThatRuns, &mut timing);
         shared.refill(now, share.rate);
         if self.is_too_deep(key) {
-            // A stream that stands still hides launches that have ended in other streams.
+            // A stalled stream hides launches that have ended in other streams.
             self.reap(&shared, ground.credit, Reach::All, &mut timing);
         }
         if let Some(nap) = self.wait_for_work(key, now) {
@@ -140,10 +140,10 @@ impl Limiter {
         self.mark(ground, key, estimate)
     }
 
-    /// The driver accepted the launch of pair `pair`. `late`: by how many nanoseconds an event may have been
-    /// delayed because the processor did something else; `None`: the events were not recorded.
+    /// The driver accepted the launch of pair `pair`. `late`: by how many nanoseconds an event may have been delayed
+    /// because the processor was busy with something else; `None`: the events were not recorded.
     ///
-    /// A late timing of a known kind is not used. The first timing of a kind is used even if it is late.
+    /// A late timing of a known kind is ignored. The first timing of a kind is used even if it is late.
     pub fn launched(&mut self, pair: usize, late: Option<u64>) {
         self.counted.launches = self.counted.launches.saturating_add(1);
         let Some(mark) = self.marks.get_mut(pair) else { return };
@@ -160,13 +160,13 @@ impl Limiter {
         self.clear(pair);
     }
 
-    /// Settles the launch of pair `pair` before its events go. False: it has not ended.
+    /// Settles the launch of pair `pair` before its events are destroyed. False: it has not ended.
     pub fn settle_one(&mut self, ground: &Ground<'_>, pair: usize, timing: Timing) -> bool {
         self.look(&Shared::new(ground), ground.credit, pair, &mut |_| timing)
     }
 
-    /// The launch of pair `pair` had used the device for up to `time` nanoseconds when its context ended.
-    /// This says nothing about the cost of its kind.
+    /// The launch of pair `pair` had used the device for up to `time` nanoseconds when its context ended. This says
+    /// nothing about the cost of its kind.
     pub fn cut_short(&mut self, ground: &Ground<'_>, pair: usize, time: u64) {
         let estimate = self.marks.get(pair).map_or(0, |mark| mark.estimate);
         let more = i64::try_from(time.saturating_sub(estimate)).unwrap_or(i64::MAX);
@@ -179,19 +179,18 @@ impl Limiter {
         self.clear(pair);
     }
 
-    /// Takes the fast path's credit back, so that every launch asks from now on. It is called when a capture
-    /// begins.
+    /// Takes the fast path's credit back, so that every launch asks from now on. Called when a capture begins.
     pub fn close(&mut self, credit: &Credit) {
         self.collect(credit);
     }
 
-    /// Forgets what launches of `key` cost: its handle may come to mean something else.
+    /// Forgets the cost of `key`: its handle may be reused for something else.
     pub fn forget(&mut self, credit: &Credit, key: Key) {
         self.costs.forget(key);
         credit.forget_cost(key);
     }
 
-    /// Returns what was used since the last call.
+    /// Returns the usage since the last call.
     pub fn count(&mut self) -> Counted {
         core::mem::take(&mut self.counted)
     }
@@ -202,8 +201,7 @@ impl Limiter {
         self.counted.launches = self.counted.launches.saturating_add(taken.launches);
     }
 
-    /// Settles the timed launches that have ended, in the order of their launch, and those that nobody waits
-    /// for.
+    /// Settles the timed launches that have ended, in launch order, and those that no launch waits for.
     fn reap(
         &mut self,
         shared: &Shared<'_>,
@@ -225,7 +223,7 @@ impl Limiter {
         }
     }
 
-    /// Whether the launch of `pair` has ended; it is settled then.
+    /// Whether the launch of `pair` has ended. If so, settles it.
     fn look(
         &mut self,
         shared: &Shared<'_>,
@@ -257,7 +255,7 @@ impl Limiter {
         self.counted.nanoseconds = self.counted.nanoseconds.saturating_add(nanoseconds);
     }
 
-    /// Whether something has to end before `key` is launched.
+    /// Whether earlier work has to end before `key` is launched.
     fn is_too_deep(&self, key: Key) -> bool {
         self.is_full() || self.unfinished() > DEPTH.cast_signed() || self.is_unsure_about(key)
     }
@@ -368,7 +366,7 @@ impl Limiter {
         marks.min_by_key(|(_, mark)| mark.order).map(|(pair, _)| pair)
     }
 
-    /// The launch of `pair` has ended, and with it all that came before it.
+    /// The launch of `pair` has ended, and with it all launches before it.
     fn end(&mut self, pair: usize) {
         let Some(mark) = self.marks.get(pair) else { return };
         if mark.position.wrapping_sub(self.done).cast_signed() > 0 {
@@ -377,7 +375,8 @@ impl Limiter {
         self.clear(pair);
     }
 
-    /// Nothing more will be known about the launch of `pair`. A later launch will tell when it has ended.
+    /// Frees the place of `pair`: nothing more will be known about its launch. A later launch will show when it has
+    /// ended.
     fn clear(&mut self, pair: usize) {
         if let Some(mark) = self.marks.get_mut(pair) {
             *mark = Mark::default();
@@ -385,7 +384,7 @@ impl Limiter {
     }
 }
 
-/// Nanoseconds as a number that a difference of two of does not overflow. An event may say anything.
+/// Limits nanoseconds so that the difference of two values does not overflow. An event may report any value.
 fn bounded(nanoseconds: u64) -> i64 {
     const MOST: u64 = 1 << 62;
     nanoseconds.min(MOST).cast_signed()

@@ -1,14 +1,14 @@
-//! The compute share: when a launch may go to the driver, and what it costs.
+//! The compute share: when a launch may go to the driver, and its cost.
 //!
-//! The unit is a nanosecond of GPU time. All processes of a container draw on one bucket per GPU, which the
-//! share fills and which may be in debt. A process draws a slice at a time and spends it launch by launch, at
-//! what each kind of launch costs: the fast path is one look-up and one subtraction. When the slice is spent,
-//! one thread at a time takes the slow path. It times one launch with a pair of events, bounds what is
-//! queued, and waits while the bucket is empty.
+//! The unit is a nanosecond of GPU time. All processes of a container draw on one bucket per GPU, which the share
+//! fills and which may be in debt. A process draws a slice at a time and spends it launch by launch, at the cost of
+//! each launch's kind: the fast path is one look-up and one subtraction. When the slice is spent, one thread at a time
+//! takes the slow path. It times one launch with a pair of events, limits the queued work, and waits while the bucket
+//! is empty.
 //!
-//! Event pairs read too long where tenants take turns on the GPU, so that a large share beside busy neighbours
-//! falls short. The driver's own samples are no remedy: each names one process for 200 ms. Nothing here calls
-//! the driver, sleeps or reads a clock: hooks drive it in real time, and tests in virtual time.
+//! Event pairs read too long if tenants take turns on the GPU, so a large share falls short while neighbours are busy.
+//! The driver's own samples do not help: each names one process for 200 ms. This module never calls the driver, sleeps
+//! or reads a clock: hooks drive it in real time, and tests in virtual time.
 
 mod bucket;
 mod costs;
@@ -28,32 +28,32 @@ const MICROSECOND: u64 = 1_000;
 /// A millisecond in nanoseconds.
 const MILLISECOND: u64 = 1_000_000;
 
-/// The most that an unused share accumulates, in nanoseconds of GPU time. With 5 ms the share between
-/// containers suffers, with 20 ms bursts pass 105 %.
+/// The most that an unused share accumulates, in nanoseconds of GPU time. With 5 ms the share between containers
+/// suffers; with 20 ms bursts exceed 105 %.
 const CAP: u64 = 10 * MILLISECOND;
-/// What a process draws at a time. It bounds what is lost with a killed process, and how late a change of
-/// limits is seen.
+/// The amount that a process draws at a time. It limits the loss when a process is killed, and how late a change of
+/// limits takes effect.
 const SLICE: u64 = MILLISECOND / 2;
-/// The least that a launch costs: a slice is then at most 500 launches.
+/// The minimum cost of a launch: a slice is then at most 500 launches.
 const LEAST_COST: u64 = MICROSECOND;
-/// Unfinished work that a process may have queued. Without a bound, a process would later run at full speed
-/// what it saved while a neighbour held the GPU. A bound of 20 ms was worse. With exactly 10 ms, kernels of
-/// that length would run one by one.
+/// Unfinished work that a process may have queued. Without this limit, a process could queue work while a neighbour
+/// held the GPU and later run it at full speed. A limit of 20 ms was worse. With exactly 10 ms, kernels of that length
+/// would run one by one.
 const DEPTH: u64 = 12 * MILLISECOND;
 /// The assumed cost of a launch that was never timed.
 const GUESS: u64 = MILLISECOND;
 /// How many launches of kinds that were never timed may be unfinished.
 const UNTIMED: usize = 4;
-/// How long a launch waits for unfinished work to end. Without this bound, a stream that waits for a later
-/// launch of this same thread would wait for ever.
+/// How long a launch waits for unfinished work to end. Without this limit, a stream that waits for a later launch of
+/// this same thread would wait forever.
 const PATIENCE: u64 = 250 * MILLISECOND;
-/// A time stamp further in the future than this is not valid.
+/// A time stamp further in the future than this is invalid.
 const STALE: u64 = 1_000 * MILLISECOND;
-/// The longest sleep of a held-back launch before it looks again. New limits are obeyed within this time.
+/// The longest sleep of a held-back launch before it checks again. New limits take effect within this time.
 const NAP: u64 = 10 * MILLISECOND;
 
-/// Brings a test's threads together to within some nanoseconds: returns when all `of` threads have arrived.
-/// True for the last one.
+/// Synchronizes a test's threads to within some nanoseconds: returns once all `of` threads have arrived. True for the
+/// last one.
 #[cfg(test)]
 fn meet(arrivals: &core::sync::atomic::AtomicU64, of: u64) -> bool {
     use core::sync::atomic::Ordering::SeqCst;

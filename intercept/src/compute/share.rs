@@ -1,4 +1,4 @@
-//! What the host grants, read once in each pass of the slow path.
+//! The host's grant, read once in each pass of the slow path.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -12,7 +12,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share. `None`: launches are not limited.
+    /// The current share. `None`: launches are not limited.
     pub(super) fn now(line: &LimitLine) -> Option<Self> {
         let most = most_percent(line);
         (most < 100).then(|| Self { rate: u64::from(most.max(1)) * 100 })
@@ -25,8 +25,8 @@ impl Share {
     }
 }
 
-/// The most that programs may use of the GPU of `line`, in percent. A container that may use idle time is held
-/// to its ceiling alone: who works besides is not known here.
+/// The most that programs may use of the GPU of `line`, in percent. A container that may use idle time is held only to
+/// its ceiling: this library does not know which other containers are active.
 #[inline(always)]
 fn most_percent(line: &LimitLine) -> u32 {
     let cores = line.cores_percent.load(Relaxed);

@@ -1,4 +1,4 @@
-//! Arrays and mipmapped arrays. Their size is computed, since the driver tells it only for some of them.
+//! Arrays and mipmapped arrays. Their size is computed, since the driver reports it only for some of them.
 
 use core::ffi::c_void;
 
@@ -32,7 +32,7 @@ struct Solid<L> {
 /// # Safety
 /// `pointer` is null or points to a `CUDA_ARRAY_DESCRIPTOR` with lengths of type `L`.
 unsafe fn flat<L: Copy + Into<u64>>(pointer: *const c_void) -> Shape {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let Some(flat) = (unsafe { read(pointer.cast::<Flat<L>>()) }) else { return Shape::default() };
     let Flat { width, height, format, channels } = flat;
     Shape { width: width.into(), height: height.into(), format, channels, ..Shape::default() }
@@ -41,25 +41,25 @@ unsafe fn flat<L: Copy + Into<u64>>(pointer: *const c_void) -> Shape {
 /// # Safety
 /// `pointer` is null or points to a `CUDA_ARRAY3D_DESCRIPTOR` with lengths of type `L`.
 unsafe fn solid<L: Copy + Into<u64>>(pointer: *const c_void) -> Shape {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let Some(solid) = (unsafe { read(pointer.cast::<Solid<L>>()) }) else { return Shape::default() };
     let Solid { width, height, depth, format, channels, flags } = solid;
     Shape { width: width.into(), height: height.into(), depth: depth.into(), format, channels, flags }
 }
 
-/// Makes an array with `call`. `describe` reads the description at `shape`.
+/// Creates an array with `call`. `describe` reads the description at `shape`.
 ///
 /// # Safety
-/// `shape` is null or what `describe` reads. `array` is null, or readable after `call` succeeded.
+/// `shape` is null or valid for `describe`. `array` is null, or readable after `call` succeeded.
 unsafe fn make(
     array: *const usize,
     shape: *const c_void,
     describe: unsafe fn(*const c_void) -> Shape,
     call: impl FnOnce() -> Status,
 ) -> Status {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let bytes = unsafe { describe(shape) }.bytes();
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     unsafe { allocate(Kind::Array, charged(bytes), array, call) }
 }
 

@@ -1,6 +1,5 @@
-//! Captures in progress. While there is one, no launch of this process is paid from credit, since it may only
-//! be recorded: each launch has to ask the driver. A capture ends by its own call, or with its stream or
-//! context.
+//! Captures in progress. While there is one, no launch of this process is paid from credit, since it may only be
+//! recorded: each launch has to query the driver. A capture ends by its own call, or with its stream or context.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -8,8 +7,7 @@ use super::stream_handle::{PER_THREAD_STREAM, StreamHandle};
 use super::{Context, Here, SUCCESS, Status, Stream, here};
 use crate::mutex::Mutex;
 
-/// How many captures are followed one by one. Further captures are only counted, and end only by their own
-/// call.
+/// How many captures are tracked individually. Further captures are only counted, and end only by their own call.
 const FOLLOWED: usize = 64;
 
 #[repr(C)]
@@ -27,14 +25,14 @@ struct Capture {
     context: Context,
 }
 
-/// The stream by one name. Handle 0 means the legacy or the per-thread stream, and the legacy stream cannot
-/// be captured.
+/// The canonical handle of the stream. Handle 0 means the legacy or the per-thread stream, and the legacy stream
+/// cannot be captured.
 const fn name(stream: Stream) -> Stream {
     if stream == 0 { PER_THREAD_STREAM } else { stream }
 }
 
 impl Captures {
-    /// Whether any is in progress.
+    /// Whether any capture is in progress.
     pub(super) fn is_any(&self) -> bool {
         self.count.load(Relaxed) != 0
     }
@@ -46,7 +44,7 @@ impl Captures {
         }
     }
 
-    /// Ends one capture of `stream`. False: none is followed.
+    /// Ends one capture of `stream`. False: none is tracked.
     fn end_one(&self, stream: Stream) -> bool {
         let mut followed = self.followed.lock();
         let found = followed.iter_mut().find(|capture| capture.stream == name(stream));
@@ -91,7 +89,7 @@ pub(super) fn begin(here: Here, stream: Stream, call: impl FnOnce() -> Status) -
     status
 }
 
-/// Ends a capture of `stream` with `call`, which may report an error and end it all the same.
+/// Ends a capture of `stream` with `call`, which may report an error and still end it.
 pub(super) fn end(stream: Stream, per_thread: bool, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     let handle = StreamHandle { stream, per_thread };

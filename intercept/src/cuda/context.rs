@@ -1,5 +1,5 @@
-//! The contexts of this process, by our number, and the current context of the calling thread. The hooks that
-//! make and end contexts are in [`lifetime`](super::lifetime).
+//! The contexts of this process, by our number, and the current context of the calling thread. The hooks that create
+//! and end contexts are in [`lifetime`](super::lifetime).
 
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -8,8 +8,8 @@ use gpushare_region::{ContextCost, MAX_DEVICES};
 use super::{Context, Device, Here, SUCCESS, Status, line_of, real};
 use crate::mutex::Mutex;
 
-/// How many contexts can be followed to their end. The objects of further contexts stay charged until they
-/// are freed one by one.
+/// How many contexts can be tracked to their end. The objects of further contexts stay charged until they are freed
+/// one by one.
 const KNOWN: usize = 64;
 /// `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`, numbered from 0.
 pub(super) const LIMITS: usize = 3;
@@ -18,12 +18,12 @@ pub(super) const LIMITS: usize = 3;
 #[repr(C)]
 pub(super) struct Contexts {
     pub(super) known: [Known; KNOWN],
-    /// Held by the one thread that makes a context: two threads that pay its cost at once would need room
-    /// for it twice. It is taken before `lines`.
+    /// Locked by the one thread that creates a context: two threads that pay its cost at once would need room for it
+    /// twice. Taken before `lines`.
     pub(super) making: Mutex<()>,
-    /// By line of the limits file. It is held while a context is made or ended, also while the driver does
-    /// its part. Its holder may take the locks of the families, so nobody takes a charge while holding it: a
-    /// charge looks for room in all families.
+    /// By line of the limits file. Locked while a context is created or ended, including the driver's call. The holder
+    /// may take the locks of the families, so no thread may take a charge while holding it: a charge searches all
+    /// families for room.
     pub(super) lines: Mutex<[Line; MAX_DEVICES]>,
 }
 
@@ -37,9 +37,9 @@ pub(super) struct Line {
     pub(super) unplaced: u32,
     /// Whether the primary context is one of these.
     pub(super) primary_unplaced: bool,
-    /// Bytes that are charged for them; 0: nothing is.
+    /// Bytes charged for them; 0: nothing is charged.
     pub(super) charged: u64,
-    /// Whether a context was found that could not be counted. Nobody can then say which context is the last.
+    /// Whether a context was found that could not be counted. It is then unknown which context is the last.
     pub(super) uncounted: bool,
 }
 
@@ -58,10 +58,10 @@ pub(super) struct Known {
 /// Where an allocation of the calling thread goes.
 #[derive(Clone, Copy)]
 pub(super) struct Current {
-    /// Number of the context with whose end the allocation ends; 0 when there was no place for it, or when it
-    /// is a green context.
+    /// Number of the context whose end frees the allocation; 0 if there was no place for it, or if it is a green
+    /// context.
     pub(super) context: u8,
-    /// Number of the context whose streams the default streams are; 0 when there was no place for it.
+    /// Number of the context that the default streams belong to; 0 if there was no place for it.
     pub(super) queues: u8,
     /// Line of the limits file.
     pub(super) device: u8,
@@ -86,11 +86,11 @@ impl Contexts {
         })
     }
 
-    /// Enters a context that the driver has made; its number, 0 when there is no place.
+    /// Enters a context that the driver has created. Returns its number; 0 if there is no place.
     pub(super) fn enter(&self, lines: &mut [Line], handle: Context, device: u8, primary: bool) -> u8 {
         let mut line = lines.get_mut(usize::from(device));
         if primary && line.as_ref().is_some_and(|line| line.primary_unplaced) {
-            return 0; // the driver hands out the same one again, and it was counted
+            return 0; // the driver returns the same context again, which is already counted
         }
         if let Some(line) = &mut line {
             line.alive = line.alive.saturating_add(1);
@@ -111,13 +111,12 @@ impl Contexts {
     }
 }
 
-/// The calling thread's context and device; `None` when it has no context, which the driver's own answer will
-/// say.
+/// The calling thread's context and device; `None` if it has no context. The driver's own answer will report that.
 pub(super) fn current(here: Here) -> Option<Current> {
     let handle = current_handle()?;
     match here.state.contexts.find(handle) {
         Some((number, known)) => {
-            // What is allocated under a green context is the primary one's, and outlives it.
+            // An allocation under a green context belongs to the primary context and outlives the green one.
             let context = if known.green.load(Ordering::Relaxed) == 0 { number } else { 0 };
             Some(Current { context, queues: number, device: known.device.load(Ordering::Relaxed) })
         }
@@ -149,7 +148,7 @@ pub(super) fn device_of(context: Context) -> Result<Device, Status> {
     within(context, current_device)?
 }
 
-/// Makes `context` current while `act` runs. It does not run `act` where the driver refuses that.
+/// Makes `context` current while `act` runs. Skips `act` if the driver refuses that.
 pub(super) fn within<T>(context: Context, act: impl FnOnce() -> T) -> Result<T, Status> {
     // SAFETY: a handle that the driver checks.
     let pushed = unsafe { real::cuCtxPushCurrent_v2(context) };
@@ -157,36 +156,35 @@ pub(super) fn within<T>(context: Context, act: impl FnOnce() -> T) -> Result<T, 
         return Err(pushed);
     }
     let result = act();
-    // SAFETY: takes back the push above; the driver writes one handle.
+    // SAFETY: undoes the push above; the driver writes one handle.
     unsafe { real::cuCtxPopCurrent_v2(&mut 0) };
     Ok(result)
 }
 
-/// Runs `act` in the context of `number`, which cannot end meanwhile. It does not run `act` when there is no
-/// such context.
+/// Runs `act` in the context of `number`, which cannot end in the meantime. Skips `act` if there is no such context.
 pub(super) fn within_number(here: Here, number: u64, act: impl FnOnce()) {
     let contexts = &here.state.contexts;
     let _lines = contexts.lines.lock();
     let place = usize::try_from(number).ok().and_then(|number| contexts.known.get(number.checked_sub(1)?));
     let handle = place.map_or(0, |known| known.handle.load(Ordering::Acquire));
     if handle != 0 {
-        let _ = within(handle, act); // it has not ended: its end would need the lock
+        let _ = within(handle, act); // it has not ended: ending it would need the lock
     }
 }
 
-/// The number of `context`; 0 when it is none that we follow.
+/// The number of `context`; 0 if it is not tracked.
 pub(super) fn number(here: Here, context: Context) -> u8 {
     if context == 0 { 0 } else { here.state.contexts.find(context).map_or(0, |(number, _)| number) }
 }
 
-/// Line of the limits file of a context that this process made.
+/// Line of the limits file of a context that this process created.
 pub(super) fn line_of_context(here: Here, context: Context) -> Option<u8> {
     let known = here.state.contexts.find(context).filter(|_| context != 0);
     known.map(|(_, known)| known.device.load(Ordering::Relaxed))
 }
 
-/// Enters the current context, which was made by a call that we did not see. Its cost is charged even
-/// beyond the limit.
+/// Enters the current context, which was created by a call that we did not see. Its cost is charged even beyond the
+/// limit.
 #[cold]
 fn adopt(here: Here, handle: Context) -> Option<Current> {
     let device = line_of(here, current_device().ok()?);
@@ -206,7 +204,7 @@ fn adopt(here: Here, handle: Context) -> Option<Current> {
         if let Some(line) = lines.get_mut(usize::from(device)) {
             line.uncounted = true;
         }
-        return Some(Current { context: 0, queues: 0, device }); // counted when it was made, or not countable
+        return Some(Current { context: 0, queues: 0, device }); // counted when it was created, or not countable
     }
     let context = contexts.enter(&mut *lines, handle, device, false);
     Some(Current { context, queues: context, device })

@@ -1,5 +1,5 @@
-//! Initialisation and entry points. The driver resolves every name. Only the real address of a hooked
-//! function is then replaced by ours, so the driver alone handles versions, flags and suffixes.
+//! Initialisation and entry points. The driver resolves every name; then only the real address of a hooked function is
+//! replaced by ours. So the driver alone handles versions, flags and suffixes.
 
 use core::ffi::{CStr, c_char};
 
@@ -16,23 +16,23 @@ const OURS: [&str; 11] = [
     "cuMipmappedArrayCreate",
     "cuLaunch",
     "cuGraphLaunch",
-    // These move what must stay with the host.
+    // These move memory that must stay on the host.
     "cuMemPrefetch",
     "cuMemDiscardAndPrefetch",
     "cuMemAdvise",
 ];
 const NOT_OURS: [&str; 2] = ["cuMemAllocHost", "cuLaunchHostFunc"];
 
-/// Replaces the real address at `function` by ours.
+/// Replaces the real address at `function` with ours.
 ///
 /// # Safety
 /// `name` is null or a C string, `function` null or readable and writable.
 unsafe fn substitute(name: *const c_char, function: *mut usize) {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let Some(address) = unsafe { read(function) }.filter(|address| *address != 0) else { return };
     let number = DRIVER.number(address).filter(|number| *number < HOOKED.len());
     if let Some(ours) = number.and_then(functions::hook) {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees this.
         unsafe { write(function, ours) };
     } else if !name.is_null() && !(0..HOOKED.len()).any(|number| functions::hook(number) == Some(address)) {
         // SAFETY: the driver has just resolved it.
@@ -40,7 +40,7 @@ unsafe fn substitute(name: *const c_char, function: *mut usize) {
     }
 }
 
-/// Counts a name with such a prefix that we do not hook: the driver is newer than our list.
+/// Counts a name with such a prefix that has no hook: the driver is newer than our list.
 #[cold]
 fn count_unhooked(name: &[u8]) {
     let begins = |list: &[&str]| list.iter().any(|begin| name.starts_with(begin.as_bytes()));

@@ -2,15 +2,15 @@
 //! signatures of the public headers. Where a `_v2` exists, the function without a suffix is the 32-bit
 //! original.
 //!
-//! Functions that are not hooked, although their names suggest it:
-//! - `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`, `cuMemPoolImportPointer`: memory of another process, which
-//!   pays for it. Its pointer stays unknown, so freeing it goes to the driver.
-//! - `cuMulticastCreate`: an object without memory of its own. What is bound to it is physical memory.
+//! Functions that have no hook, although their names suggest it:
+//! - `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`, `cuMemPoolImportPointer`: memory of another process, which is
+//!   charged for it. Its pointer stays unknown, so freeing it goes to the driver.
+//! - `cuMulticastCreate`: an object without memory of its own. Only physical memory is bound to it.
 //! - `cuGraphAddMemAllocNode`, `cuGraphAddNode*`, `cuGraphExecUpdate*`: see `graph`.
-//! - `cuMemGetMemPool`, `cuMemGetDefaultMemPool`: a pool is known when something is allocated from it.
+//! - `cuMemGetMemPool`, `cuMemGetDefaultMemPool`: a pool becomes known at its first allocation.
 //! - `cuMemDiscardBatchAsync`: managed memory is charged in full, wherever its pages are.
-//! - `cuCheckpointProcess*`: a process that is checkpointed keeps its charge, and may be restored.
-//! - `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister`: memory of the host.
+//! - `cuCheckpointProcess*`: a checkpointed process keeps its charge, and may be restored.
+//! - `cuMemAllocHost`, `cuMemHostAlloc`, `cuMemHostRegister`: host memory.
 
 use core::ffi::{c_char, c_void};
 

@@ -1,13 +1,12 @@
 //! Memory nodes of graphs: the driver keeps one reserve per device for all graphs of the process.
 //!
-//! An executable graph needs at most the sum of its nodes. The possible growth of the reserve is charged
-//! before the graph is instantiated, uploaded or launched. It stays charged until the launch has run; then
-//! the driver's own figure counts. Until then graphs may run side by side, each with memory of its own.
+//! An executable graph needs at most the sum of its nodes. The possible growth of the reserve is charged before the
+//! graph is instantiated, uploaded or launched. It stays charged until the launch has run; then the driver's own
+//! figure counts. Until then graphs may run concurrently, each with its own memory.
 //!
-//! Nodes are found when a graph is instantiated, wherever they come from (`cuGraphAddMemAllocNode`,
-//! `cuGraphAddNode*`, captures, clones), so the functions that make them need no hook. Neither does
-//! `cuGraphExecUpdate`: it cannot change memory nodes; bodies of conditional nodes cannot hold any (CUDA
-//! driver API, graph management).
+//! Nodes are found when a graph is instantiated, wherever they come from (`cuGraphAddMemAllocNode`, `cuGraphAddNode*`,
+//! captures, clones), so the functions that create them need no hook. Neither does `cuGraphExecUpdate`: it cannot
+//! change memory nodes; bodies of conditional nodes cannot hold any (CUDA driver API, graph management).
 
 pub(super) mod nodes;
 
@@ -27,15 +26,14 @@ use crate::table::{Entry, Kind};
 
 const USED: i32 = 0; // CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
 const RESERVED: i32 = 2; // CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
-/// How many launches are followed separately. Further launches are waited for together.
+/// How many launches are tracked separately. Further launches are waited for together.
 const LAUNCHES: usize = 128;
 
 /// Memory that the graphs of this process hold.
 #[repr(C)]
 pub(super) struct Graphs {
     books: Mutex<Books>,
-    /// Held while a graph with memory nodes is launched, so that two launches do not count on the same free
-    /// memory.
+    /// Locked while a graph with memory nodes is launched, so that two launches do not count on the same free memory.
     launching: Mutex<()>,
 }
 
@@ -60,7 +58,7 @@ struct Reserve {
     known: bool,
 }
 
-/// Graphs that may still have to run.
+/// Graphs that may not have run yet.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Launch {
@@ -86,7 +84,7 @@ fn attribute(device: Device, attribute: i32) -> Option<u64> {
 }
 
 impl Reserve {
-    /// Charges what the driver has reserved for graphs, but at least what launched graphs may still take.
+    /// Charges the driver's reserve for graphs, but at least the amount that launched graphs may still take.
     fn settle(&mut self, here: Here, line: usize) {
         let Some(reserved) = attribute(self.device, RESERVED).filter(|_| self.known) else { return };
         let running = if self.launched == 0 { 0 } else { self.base.saturating_add(self.launched) };
@@ -95,8 +93,8 @@ impl Reserve {
         self.charged = now;
     }
 
-    /// Launches that needed `bytes` have run. They may have left memory behind, but at most what graphs hold
-    /// now.
+    /// Launches that needed `bytes` have run. They may have left memory behind, but at most the amount that graphs
+    /// hold now.
     fn ran(&mut self, here: Here, line: usize, bytes: u64) {
         self.launched = self.launched.saturating_sub(bytes);
         let left = self.base.saturating_add(bytes);
@@ -106,7 +104,7 @@ impl Reserve {
 }
 
 impl Books {
-    /// Notes a launch for which room is charged.
+    /// Records a launch for which room is charged.
     fn launch(&mut self, executable: usize, bytes: u64, queue: Queue, line: u8) {
         let same =
             |launch: &Launch| launch.bytes > 0 && launch.executable == executable && launch.line == line;
@@ -120,7 +118,7 @@ impl Books {
         *launch = if free(launch) {
             Launch { executable, bytes, queue, line }
         } else if same(launch) {
-            // A graph runs again only after its last run has ended, in whatever stream.
+            // A graph runs again only after its last run has ended, in any stream.
             Launch { bytes: before.max(bytes), queue: launch.queue.and(queue), ..*launch }
         } else {
             let bytes = before.saturating_add(bytes);
@@ -132,7 +130,7 @@ impl Books {
         }
     }
 
-    /// What is charged for a launch of `executable` that may not have run yet.
+    /// The charge for a launch of `executable` that may not have run yet.
     fn launched(&self, executable: usize, line: u8) -> u64 {
         let mut all = self.launches.iter();
         all.find(|launch| launch.executable == executable && launch.line == line)
@@ -186,7 +184,7 @@ pub(super) fn ask_driver(here: Here) {
     }
 }
 
-/// Gives the driver's unused reserves back.
+/// Returns unused reserves to the driver.
 pub(super) fn trim_all(here: Here) {
     if is_unused() {
         return;
@@ -199,21 +197,20 @@ pub(super) fn trim_all(here: Here) {
     books.end(here, |_| false);
 }
 
-/// Charges the possible growth of the reserve when a new graph, which needs `bytes`, runs beside what was
-/// launched.
+/// Charges the possible growth of the reserve when a new graph, which needs `bytes`, runs concurrently with earlier
+/// launches.
 fn charge_growth(here: Here, line: u8, bytes: u64) -> Option<Charge> {
     let take = || {
         let reserve = here.state.graphs.books.lock().reserves.get(usize::from(line)).copied()?;
         let needed = reserve.base.saturating_add(reserve.launched).saturating_add(bytes);
         Charge::take(here, line, needed.saturating_sub(reserve.charged))
     };
-    // A refusal has trimmed the reserve and asked what has run, so the growth that must fit is now another
-    // figure.
+    // A refusal has trimmed the reserve and checked which launches have run, so the growth that must fit has changed.
     take().or_else(take)
 }
 
-/// Charges a launch and notes it before the driver takes it. The room that it counts on, of its last run or
-/// of the reserve, cannot be given back by another thread meanwhile.
+/// Charges a launch and records it before the driver takes it. No other thread can release the room that it counts on,
+/// from its last run or from the reserve, in the meantime.
 fn admit(here: Here, executable: usize, line: u8, bytes: u64, queue: Queue) -> bool {
     let admitted = || {
         let books = &mut *here.state.graphs.books.lock();
@@ -236,7 +233,7 @@ fn admit(here: Here, executable: usize, line: u8, bytes: u64, queue: Queue) -> b
             needed.saturating_sub(reserve.charged)
         })
     };
-    // The node is asked without the lock: it may take its time.
+    // Ask the node without holding the lock: it may take a while.
     let more = || here.book().ask_for_more(line.into(), growth());
     let fits = admitted() || Cuda::give_back_unused(here) && admitted() || more() && admitted();
     if !fits {
@@ -245,7 +242,7 @@ fn admit(here: Here, executable: usize, line: u8, bytes: u64, queue: Queue) -> b
     fits
 }
 
-/// Ends the notes of [`admit`]: the driver has taken the launch, or never will.
+/// Ends the records of [`admit`]: the driver has taken the launch, or never will.
 fn taken(here: Here) {
     here.state.graphs.books.lock().launches.iter_mut().for_each(|launch| launch.queue.taken(here));
 }
@@ -277,7 +274,7 @@ fn instantiate(
             Entry { key: key(executable, line), size, extra: 0, kind: Kind::Graph, device: line, context: 0 };
         // Without an entry, launches would not be charged.
         if here.state.table.put(entry).is_err() {
-            // SAFETY: just made, and not yet known to the caller.
+            // SAFETY: just created, and not yet known to the caller.
             unsafe { real::cuGraphExecDestroy(executable) };
             return OUT_OF_MEMORY;
         }
@@ -326,13 +323,13 @@ fn destroy(executable: usize, call: impl FnOnce() -> Status) -> Status {
         return call();
     }
     let table = &here.state.table;
-    // The entries go first: the driver may give the handle to another graph. The graph may still run.
+    // Take the entries first: the driver may give the handle to another graph. The graph may still run.
     let entries: [Option<Entry>; MAX_DEVICES] =
         core::array::from_fn(|line| table.take(Kind::Graph, key(executable, u8::try_from(line).ok()?)));
     let status = call();
     for entry in entries.into_iter().flatten() {
         if status != SUCCESS {
-            let _ = table.put(entry); // the graph is still there; if this fails, its launches are not charged
+            let _ = table.put(entry); // the graph still exists; if this fails, its launches are not charged
             continue;
         }
         settle(here, entry.device, |launches, _| {

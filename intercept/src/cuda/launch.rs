@@ -1,10 +1,10 @@
-//! Launches: each pays for its GPU time before it goes to the driver. `crate::compute` decides. This file
-//! adds the driver's events, the clock and the sleep.
+//! Launches: each pays for its GPU time before it goes to the driver. `crate::compute` decides. This file adds the
+//! driver's events, the clock and the sleep.
 //!
-//! A thread that has to wait sleeps in its launch and holds the turn. Other threads wait for the turn; only
-//! launches that credit pays pass them. The state is not locked during the sleep, so that a context can end
-//! meanwhile. Nothing is locked while the driver launches: the driver may call back into the program, which
-//! may launch too, or it may wait for room in a stream.
+//! A thread that has to wait sleeps in its launch and holds the turn. Other threads wait for the turn; only launches
+//! that credit pays for pass them. The state is not locked during the sleep, so that a context can end in the
+//! meantime. No lock is held while the driver launches: the driver may call back into the program, which may launch
+//! too, or it may wait for room in a stream.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -18,22 +18,21 @@ use crate::compute::{Answer, Credit, Ground, Key, Limiter, Share, Shared, TIMED,
 use crate::mutex::Mutex;
 use crate::sys;
 
-/// What the exported launches look at first. Once the books are open, this is the limits file's number of
-/// limited GPUs; until then it is a word of our own that is not 0.
+/// The first check of the exported launches. Once the books are open, this is the limits file's number of limited
+/// GPUs; until then it is our own word that is not 0.
 pub(super) static GATE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const CLOSED).cast_mut());
 static CLOSED: AtomicU32 = AtomicU32::new(1);
-/// The word used without a limits file. Nothing is then granted, so there is no context and no launch to
-/// limit.
+/// The word used without a limits file. Nothing is then granted, so there is no context and no launch to limit.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// The launcher of the device where only one device is granted. The fast path then asks nothing else.
+/// The launcher of the device if only one device is granted. The fast path then checks nothing else.
 static ONLY: AtomicPtr<Launcher> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The most that a launch usually takes on the processor, in nanoseconds.
+/// The longest usual time of a launch on the processor, in nanoseconds.
 const USUAL_LAUNCH: u64 = 20_000;
-/// How many functions have their block shape remembered, for the launches that do not name a shape.
+/// How many functions have their block shape cached, for the launches that do not name a shape.
 const SHAPES: usize = 256;
-/// How many streams have their line remembered.
+/// How many streams have their line cached.
 const STREAMS: usize = 256;
 
 /// The compute side of this process.
@@ -50,7 +49,7 @@ pub(super) struct Launches {
 #[repr(C)]
 struct Launcher {
     credit: Credit,
-    /// Held by the one thread that asks or waits.
+    /// Locked by the one thread that asks or waits.
     turn: Mutex<()>,
     asked: Mutex<Asked>,
 }
@@ -68,7 +67,7 @@ struct Target {
     handle: StreamHandle,
 }
 
-/// Lets the exported launches look at the limits themselves from now on.
+/// Lets the exported launches check the limits themselves from now on.
 pub(super) fn open_gate(here: Here) {
     let word = here.book().limits.map_or(&OPEN, |limits| &limits.header.compute_limited);
     GATE.store(core::ptr::from_ref(word).cast_mut(), Relaxed);
@@ -95,8 +94,8 @@ fn is_limited(here: Here, line: usize) -> bool {
     here.book().limits.and_then(|limits| limits.devices.get(line)).is_some_and(Share::is_limited)
 }
 
-/// The line of the GPU of `stream`. It can differ from the current context's GPU: a graph and a `CUkernel`
-/// run on the GPU of their stream.
+/// The line of the GPU of `stream`. It can differ from the current context's GPU: a graph and a `CUkernel` run on the
+/// GPU of their stream.
 fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
     if is_default(stream) {
         return current(here).map(|current| current.device);
@@ -108,7 +107,7 @@ fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
         return Some(line);
     }
     let Some(owner) = owner(stream) else { return current(here).map(|current| current.device) };
-    // A context for which there was no place is on the GPU that the driver tells.
+    // A context for which there was no place is on the GPU that the driver reports.
     let told = || {
         device_of(owner).map_or_else(
             |_| current(here).map(|current| current.device),
@@ -125,8 +124,8 @@ fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
 pub(super) fn is_paid(key: Key, stream: Stream) -> bool {
     let only = ONLY.load(Relaxed);
     if !only.is_null() {
-        // SAFETY: a part of this process's state, which is never unmapped. It is wiped in a forked child,
-        // which then finds no credit.
+        // SAFETY: a part of this process's state, which is never unmapped. It is wiped in a forked child, which then
+        // finds no credit.
         return unsafe { &*only }.credit.spend(key);
     }
     is_paid_on_its_device(key, stream)
@@ -139,7 +138,7 @@ fn is_paid_on_its_device(key: Key, stream: Stream) -> bool {
     here.state.launches.devices.get(line).is_some_and(|launcher| launcher.credit.spend(key))
 }
 
-/// Launches with `call`, after a wait if nothing has paid for it and the share requires one.
+/// Launches with `call`, after a wait if the launch is not paid and the share requires one.
 #[inline(always)]
 pub(super) fn launch(key: Key, handle: StreamHandle, call: &mut impl FnMut() -> Status) -> Status {
     if is_paid(key, handle.stream) { call() } else { launch_slowly(key, handle, call) }
@@ -163,8 +162,8 @@ pub(super) fn launch_slowly(key: Key, handle: StreamHandle, call: &mut dyn FnMut
 }
 
 impl Launcher {
-    /// Waits until a launch of `key` may go. `Some`: the launch must be timed with the pair of events of this
-    /// number, and [`launched`](Self::launched) must follow. `None`: the launch needs nothing more.
+    /// Waits until a launch of `key` may go. `Some`: time the launch with the pair of events with this number, then
+    /// call [`launched`](Self::launched). `None`: the launch needs nothing more.
     fn admit(&self, here: Here, line: usize, key: Key) -> Option<usize> {
         let ground = self.ground(here, line)?;
         let start = sys::now();
@@ -215,16 +214,15 @@ impl Launcher {
         if status == SUCCESS && timed {
             timed = relaxed(|| lent.as_mut().is_some_and(|pair| pair.end(handle, waited)));
         }
-        // The usual time of a launch is known. What exceeds it means that the thread lost the processor and
-        // is late.
+        // The usual time of a launch is known. Any excess means that the thread lost the processor and is late.
         let late = sys::now().saturating_sub(start).saturating_sub(waited.min(USUAL_LAUNCH));
         let late = timed.then_some(if idle { late } else { 0 });
         self.launched(here, line, number, lent, (status == SUCCESS).then_some(late));
         status
     }
 
-    /// Tells the limiter what became of the launch of pair `number`, for which its events were `lent`.
-    /// `outcome`: the argument of [`Limiter::launched`]; `None`: the driver refused the launch.
+    /// Reports the outcome of the launch of pair `number` to the limiter; its events were `lent` for it. `outcome`:
+    /// the argument of [`Limiter::launched`]; `None`: the driver refused the launch.
     fn launched(
         &self,
         here: Here,
@@ -243,7 +241,7 @@ impl Launcher {
         here.book().count_compute(line, counted.launches, counted.nanoseconds);
     }
 
-    /// What the limiter reads and writes; `None`: there are no books.
+    /// The data that the limiter reads and writes; `None`: there are no books.
     fn ground(&self, here: Here, line: usize) -> Option<Ground<'_>> {
         let (limits, usage) = (here.book().limits?, here.book().usage?);
         Some(Ground {
@@ -267,7 +265,7 @@ impl Asked {
         self.pairs.get_mut(number).and_then(|pair| pair.lend(context, sys::now()))
     }
 
-    /// Settles what has ended in `context`, which is about to end.
+    /// Settles the launches that have ended in `context`, which is about to end.
     fn context_ends(&mut self, ground: Option<&Ground<'_>>, context: Context) {
         let Self { limiter, pairs } = self;
         for (number, pair) in pairs.iter_mut().enumerate().filter(|(_, pair)| pair.is_in(context)) {
@@ -279,8 +277,8 @@ impl Asked {
         }
     }
 
-    /// Charges launches that had not ended when `context` ended: the driver may have let them run to their
-    /// end. Kernels that ran side by side are charged once, for the time of the longest.
+    /// Charges launches that had not ended when `context` ended: the driver may have let them run to completion.
+    /// Concurrent kernels are charged once, for the time of the longest.
     fn context_ended(&mut self, ground: Option<&Ground<'_>>, context: Context) {
         let Self { limiter, pairs } = self;
         let mut first: Option<(u64, usize)> = None;
@@ -300,8 +298,7 @@ impl Asked {
     }
 }
 
-/// `context` is about to end, or one of its users releases it. [`context_ended`] or [`context_stays`] must
-/// follow.
+/// `context` is about to end, or one of its users releases it. Call [`context_ended`] or [`context_stays`] afterwards.
 pub(super) fn context_ends(here: Here, context: Context) {
     here.state.launches.each(|line, launcher| {
         launcher.asked.lock().context_ends(launcher.ground(here, line).as_ref(), context);
@@ -325,14 +322,14 @@ pub(super) fn context_stays(here: Here, context: Context) {
     });
 }
 
-/// `stream` is about to end, and its handle may come to mean another stream.
+/// `stream` is about to end, and its handle may be reused for another stream.
 pub(super) fn forget_stream(here: Here, stream: Stream) {
     if let Some(place) = here.state.launches.place_of_stream(stream) {
         place.store(0, Relaxed);
     }
 }
 
-/// `executable` is about to end, and its handle may come to mean another graph.
+/// `executable` is about to end, and its handle may be reused for another graph.
 pub(super) fn graph_ends(here: Here, executable: usize) {
     if !is_open() {
         for launcher in &here.state.launches.devices {
@@ -341,7 +338,7 @@ pub(super) fn graph_ends(here: Here, executable: usize) {
     }
 }
 
-/// Takes all credit back, so that every launch asks from now on. It is called when a capture begins.
+/// Takes all credit back, so that every launch asks from now on. Called when a capture begins.
 pub(super) fn close(here: Here) {
     for launcher in &here.state.launches.devices {
         launcher.asked.lock().limiter.close(&launcher.credit);
@@ -349,7 +346,7 @@ pub(super) fn close(here: Here) {
 }
 
 impl Launches {
-    /// `act` with every line and its launcher.
+    /// Calls `act` with every line and its launcher.
     fn each(&self, mut act: impl FnMut(usize, &Launcher)) {
         self.devices.iter().enumerate().for_each(|(line, launcher)| act(line, launcher));
     }
@@ -363,7 +360,7 @@ impl Launches {
     }
 }
 
-/// Whether nothing is limited for this container, and that is known.
+/// Whether it is known that nothing is limited for this container.
 #[inline(always)]
 pub(super) fn is_open() -> bool {
     // SAFETY: the gate always points to one of the two words here, or to one in the limits mapping, which is

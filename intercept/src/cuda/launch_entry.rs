@@ -1,4 +1,4 @@
-//! Every launch entry of the driver: which of its arguments make its key, and which stream it goes to.
+//! Every launch entry of the driver: which of its arguments form its key, and which stream it goes to.
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering::Relaxed;
@@ -12,7 +12,7 @@ use super::stream_handle::{StreamHandle, owner};
 use super::{DRIVER, Status, Stream, after_success, here, read, real};
 use crate::compute::Key;
 
-/// The part of `CUlaunchConfig` that is read.
+/// The part of `CUlaunchConfig` that we read.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Configuration {
@@ -41,8 +41,8 @@ pub(super) mod limited {
 
     macro_rules! kernels {
         ($($name:ident, $per_thread:literal ($($last:ident)?);)*) => { $(
-            /// The arguments on the stack are declared as whole words, so that the calls can be jumps that
-            /// leave them in place.
+            /// The arguments on the stack are declared as whole words, so that the calls can be jumps that leave them
+            /// in place.
             pub unsafe extern "C" fn $name(
                 function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: usize,
                 shared: usize, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
@@ -76,7 +76,7 @@ pub(super) mod limited {
             }
         )*
 
-        /// The rest of a launch that credit did not pay.
+        /// The rest of a launch that credit did not pay for.
         mod slow {
             use super::*;
 
@@ -138,8 +138,8 @@ pub(super) mod limited {
     }
 }
 
-/// One launch on each of several devices. The launch in the current context can be timed. The others are
-/// charged an estimate, which the meter settles.
+/// One launch on each of several devices. The launch in the current context can be timed. The others are charged an
+/// estimate, which the meter settles.
 ///
 /// The caller's count may be wrong. The driver takes one launch per device, so no more are read.
 ///
@@ -150,7 +150,7 @@ unsafe fn launch_many(list: *const OneOfMany, count: u32, mut call: impl FnMut()
     let current = current_handle();
     let mut own = None;
     for index in 0..(count as usize).min(MAX_DEVICES) {
-        // SAFETY: `index` is below the length of the list, as our caller says.
+        // SAFETY: `index` is below the length of the list, which the caller guarantees.
         let launch = unsafe { list.wrapping_add(index).read_unaligned() };
         let owner = owner(launch.stream);
         if owner.is_some() && owner == current {
@@ -180,7 +180,7 @@ fn launch_old(function: usize, grid: [i32; 2], stream: Stream, mut call: impl Fn
     launch(key, StreamHandle { stream, per_thread: false }, &mut call)
 }
 
-/// Remembers the block shape of `function`, for the launches that do not name it.
+/// Caches the block shape of `function`, for the launches that do not name it.
 fn remember_shape(function: usize, shape: [i32; 3]) {
     if let Some(word) = here().and_then(|here| here.state.launches.shape(function)) {
         let [x, y, z] = shape.map(i32::cast_unsigned); // at most 1024, 1024 and 64

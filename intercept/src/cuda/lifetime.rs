@@ -1,10 +1,10 @@
-//! Makes and ends contexts: charges the memory that the driver takes for the first context of a process on a
-//! device, and releases what ends with a context.
+//! Creates and ends contexts: charges the memory that the driver takes for the first context of a process on a device,
+//! and releases everything that ends with a context.
 //!
-//! The driver tells no process what a context costs, and other tenants' use makes differences of its free
-//! figure meaningless. The host says what contexts were seen to cost, and that is charged as long as a context of
-//! this process is alive. The host's figure of the container replaces it near the limit, with what further
-//! contexts cost.
+//! The driver does not report what a context costs, and other tenants' use makes differences of its free figure
+//! meaningless. The host provides the observed cost of contexts, and that is charged as long as a context of this
+//! process is alive. Near the limit the host's figure for the container replaces it, including the cost of further
+//! contexts.
 
 pub(super) mod green;
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::table::{Entry, Kind};
 
-/// Makes a context on `device` with `call`, which writes its handle to `handle`.
+/// Creates a context on `device` with `call`, which writes its handle to `handle`.
 ///
 /// # Safety
 /// `handle` is null or readable after `call` succeeded.
@@ -33,8 +33,8 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
     let is_charged =
         |lines: &[Line]| lines.get(usize::from(device_line)).is_some_and(|line| line.charged > 0);
     let _making = contexts.making.lock();
-    // The lock is held around the driver's call. Otherwise another thread could end the last context between
-    // the driver's answer and our note of it.
+    // Hold the lock around the driver's call. Otherwise another thread could end the last context between the driver's
+    // answer and our record.
     let mut lines = contexts.lines.lock();
     let mut charge = None;
     while charge.is_none() && !is_charged(&*lines) {
@@ -45,7 +45,7 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
             return OUT_OF_MEMORY;
         }
     }
-    // If a context was adopted meanwhile, its cost is charged, and this charge goes back.
+    // If a context was adopted in the meantime, its cost is charged, and this charge is released.
     let charge = charge.filter(|_| !is_charged(&*lines));
     let status = call();
     if status != SUCCESS {
@@ -56,14 +56,14 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
         here.book().note_context(usize::from(device_line), line.charged);
         charge.keep();
     }
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     if let Some(handle) = unsafe { read(handle) }.filter(|handle| contexts.find(*handle).is_none()) {
         contexts.enter(&mut *lines, handle, device_line, primary);
     }
     status
 }
 
-/// Releases all that lived in the context of this number, which the driver has ended.
+/// Releases everything that lived in the context with this number, which the driver has ended.
 fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
     let device = known.device.load(Ordering::Relaxed);
     let book = here.book();
@@ -77,7 +77,7 @@ fn leave(here: Here, lines: &mut [Line], number: u8, known: &Known) {
     count_out(here, lines, device);
 }
 
-/// Notes the end of a context without a place. What lived in that context stays charged.
+/// Records the end of a context without a place. Everything that lived in that context stays charged.
 fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
     if let Some(line) = lines.get_mut(usize::from(device)).filter(|line| line.unplaced > 0) {
         line.unplaced -= 1;
@@ -85,8 +85,8 @@ fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
     }
 }
 
-/// Counts one context less on `device`. With the last one, its cost and all that lived in any context of
-/// the device are released.
+/// Counts one context less on `device`. With the last one, releases its cost and everything that lived in any context
+/// of the device.
 fn count_out(here: Here, lines: &mut [Line], device: u8) {
     let Some(line) = lines.get_mut(usize::from(device)) else { return };
     line.alive = line.alive.saturating_sub(1);
@@ -105,27 +105,26 @@ fn count_out(here: Here, lines: &mut [Line], device: u8) {
     book.release(usize::from(device), charged);
 }
 
-/// Whether the object ends with its context. Pools follow the driver's figures, and physical memory needs no
-/// context.
+/// Whether the object ends with its context. Pools follow the driver's figures, and physical memory needs no context.
 fn lives_in_context(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Linear | Kind::Spilled | Kind::Array | Kind::Mipmap | Kind::External)
 }
 
-/// Whether a detach has ended the context. It does so only when nobody else is attached to it.
+/// Whether a detach has ended the context. It does so only if nothing else is attached to it.
 fn is_gone(context: Context) -> bool {
-    /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`: any other error says nothing about
-    /// it.
+    /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`. Any other error does not mean that the
+    /// context is gone.
     const GONE: [Status; 2] = [201, 709];
     device_of(context).is_err_and(|status| GONE.contains(&status))
 }
 
-/// Ends the use of a context with `call`. `has_ended` then says whether this has ended the context itself.
+/// Ends the use of a context with `call`. `has_ended` then reports whether the context itself has ended.
 fn destroy(context: Context, has_ended: fn(Context) -> bool, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here().filter(|_| context != 0) else { return call() };
     let contexts = &here.state.contexts;
     let mut lines = contexts.lines.lock();
     let known = contexts.find(context);
-    // After its end nobody can say which device it was on.
+    // After the context has ended, the driver no longer reports its device.
     let unplaced = known.is_none() && lines.iter().any(|line| line.unplaced > 0);
     let device = if unplaced { device_of(context).ok() } else { None };
     launch::context_ends(here, context);

@@ -17,15 +17,14 @@ pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
     key: *const N,
     call: impl FnOnce() -> Status,
 ) -> Status {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     unsafe { allocate_or(kind, Charge::take_uncounted, bytes, key, call, refuse) }
 }
 
-/// Allocates as [`allocate`] does, with the charge that `take` takes. Where the bytes do not fit into the
-/// share, `otherwise` answers.
+/// Like [`allocate`], with the charge from `take`. If the bytes do not fit into the share, `otherwise` answers.
 ///
 /// # Safety
-/// As [`allocate`].
+/// Same as [`allocate`].
 unsafe fn allocate_or<N: Copy + TryInto<u64>>(
     kind: Kind,
     take: impl FnOnce(Here, u8, u64) -> Option<Charge>,
@@ -44,7 +43,7 @@ unsafe fn allocate_or<N: Copy + TryInto<u64>>(
         return status;
     }
     let Current { context, device, .. } = current;
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     match unsafe { read_number(key) } {
         Some(key) => charge.keep_for(Entry { key, size: bytes, extra: 0, kind, device, context }),
         None => charge.keep(),
@@ -57,7 +56,7 @@ fn refuse(here: Here, _current: Current) -> Status {
     OUT_OF_MEMORY
 }
 
-/// Frees the object of `kind` and `key` with `call`, then gives its charge back.
+/// Frees the object of `kind` and `key` with `call`, then releases its charge.
 pub(super) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Status) -> Status {
     match here() {
         Some(here) => free_here(here, kind, key, call),
@@ -80,8 +79,7 @@ fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {
     }
 }
 
-/// As [`allocate_or`], for `height` rows of `width` bytes. The driver chooses the pitch and writes it to
-/// `pitch`.
+/// Like [`allocate_or`], for `height` rows of `width` bytes. The driver chooses the pitch and writes it to `pitch`.
 ///
 /// # Safety
 /// `pointer` and `pitch` are each null, or readable after `call` or `otherwise` succeeded.
@@ -94,14 +92,14 @@ unsafe fn allocate_pitched<P: Copy + TryInto<u64>, N: Copy + TryInto<u64>>(
     otherwise: impl FnOnce(Here, Current) -> Status,
 ) -> Status {
     let bound = charged(pitched(width, height));
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let status =
         unsafe { allocate_or(Kind::Linear, Charge::take_uncounted, bound, pointer, call, otherwise) };
     if status == SUCCESS
         && let Some(here) = here()
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees this.
         && let Some(pointer) = unsafe { read_number(pointer) }
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees this.
         && let Some(pitch) = unsafe { read_number(pitch) }
     {
         settle_pitch(here, pointer, pitch, height);
@@ -132,7 +130,7 @@ hooks! { |call|
     cuMemAllocManaged(pointer: *mut u64, bytes: usize, flags: u32) => {
         let bytes = charged(bytes as u64);
         let spill = |here: Here, current: Current| match flags {
-            // To all streams or to the host: what is spilled is open to both.
+            // To all streams or to the host: spilled memory is open to both.
             // SAFETY: our caller's place for an address.
             1 | 2 => unsafe { spill::allocate(here, current, bytes, pointer) },
             _ => refuse(here, current),

@@ -1,8 +1,8 @@
-//! The CUDA driver as the container sees it: what is hooked, and the state that the hooks share.
+//! The CUDA driver as the container sees it: the hooks, and the state that they share.
 //!
-//! A hook is thin: it finds this process's state, asks the books, calls the real function with the caller's
-//! own arguments and settles. What the books cannot answer (no context, a null pointer, an unknown handle)
-//! goes to the driver.
+//! A hook is thin: it finds this process's state, asks the books, calls the real function with the caller's own
+//! arguments and settles. Calls that the books cannot answer (no context, a null pointer, an unknown handle) go to the
+//! driver.
 
 mod array;
 mod capture;
@@ -44,12 +44,12 @@ pub use functions::{DRIVER, HOOKED, NAMES, Status};
 
 /// Line of the limits file for a GPU that is not in it: its limit is 0 bytes.
 const UNLISTED: u8 = u8::MAX;
-/// How many devices have their line remembered. The driver numbers devices from 0.
+/// How many devices have their line cached. The driver numbers devices from 0.
 const KNOWN_DEVICES: usize = 64;
 
 static HOME: Home<Cuda> = Home::new(path::LIMITS, path::USAGE);
 
-/// What this library keeps per process, besides the books.
+/// The state that this library keeps per process, besides the books.
 #[repr(C)]
 pub struct Cuda {
     /// Line of the limits file + 1, by device number; 0: not looked up yet.
@@ -74,7 +74,7 @@ fn here() -> Option<Here> {
     HOME.get()
 }
 
-/// Does `then` if `call` succeeds, and returns what `call` says.
+/// Runs `then` if `call` succeeds, and returns the status of `call`.
 fn after_success(call: impl FnOnce() -> Status, then: impl FnOnce()) -> Status {
     let status = call();
     if status == SUCCESS {
@@ -83,7 +83,7 @@ fn after_success(call: impl FnOnce() -> Status, then: impl FnOnce()) -> Status {
     status
 }
 
-/// As [`after_success`], with what `call` has written to `place`.
+/// Like [`after_success`]; passes the value that `call` has written to `place`.
 ///
 /// # Safety
 /// `place` is null, or readable after `call` succeeded.
@@ -94,7 +94,7 @@ unsafe fn after_writing<T: Copy>(
 ) -> Status {
     after_success(call, || {
         if let Some(here) = here()
-            // SAFETY: as our caller says.
+            // SAFETY: the caller guarantees this.
             && let Some(written) = unsafe { read(place) }
         {
             then(here, written);
@@ -121,7 +121,7 @@ fn line_of(here: Here, device: Device) -> u8 {
     line.unwrap_or(UNLISTED)
 }
 
-/// The device's UUID. Only the second form tells that of a MIG instance, and only drivers from 470 on have it
+/// The device's UUID. Only the second form returns the UUID of a MIG instance, and only drivers from 470 on have it
 /// (cuda.h, CUDA 11.4).
 fn uuid_of(device: Device) -> Option<[u8; 16]> {
     let mut uuid = [0; 16];

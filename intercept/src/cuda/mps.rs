@@ -1,8 +1,8 @@
-//! Makes the program a client of the GPU's MPS server, where its container holds an MPS share.
+//! Makes the program a client of the GPU's MPS server if its container holds an MPS share.
 //!
-//! The driver takes the daemon's pipe folder and the client's limits from the environment at `cuInit`. They
-//! are set here, from the limits file: what a program that `exec` or a shell starts without them would get is
-//! all of the GPU's threads.
+//! The driver reads the daemon's pipe folder and the client's limits from the environment at `cuInit`. This module
+//! sets them from the limits file: a program that `exec` or a shell starts without them would get all of the GPU's
+//! threads.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::Ordering::Relaxed;
@@ -20,8 +20,8 @@ unsafe extern "C" {
     fn setenv(name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
 }
 
-/// Sets the environment for the driver's `cuInit`, unless the container's share is none of MPS. A program's
-/// own percentage stays where it is smaller, as for one that divides its container's share.
+/// Sets the environment for the driver's `cuInit`, unless the container's share is not an MPS share. A smaller
+/// percentage set by the program itself stays, so that a program can divide its container's share.
 pub(super) fn join() {
     let Some(here) = here() else { return };
     // A container reaches one daemon, so its share has one line.
@@ -36,30 +36,30 @@ pub(super) fn join() {
         text.number(percent.into());
         set(PERCENTAGE, text.as_c());
     }
-    // By the client's own number of the GPU. The server rounds it and counts each process alone, so the books
-    // hold the limit.
+    // Uses the client's own number of the GPU. The server rounds the limit and counts each process alone, so the books
+    // enforce it.
     let mut text = Text::default();
     text.put(b"0=");
-    // What may grow is held by our books alone: MPS reads this once.
+    // Only our books enforce a limit that may grow: MPS reads this once.
     text.number(line.memory_bytes.load(Relaxed).max(line.most_bytes.load(Relaxed)) >> 20);
     text.put(b"M");
     set(PINNED, text.as_c());
 }
 
 fn set(name: &CStr, value: &CStr) {
-    // SAFETY: both are C strings, which the C library copies. A program that reads the environment in another
-    // thread meanwhile takes the risk that each program with a library takes that calls it.
+    // SAFETY: both are C strings, which the C library copies. A program that reads the environment in another thread
+    // at the same time takes the same risk as with any library that calls it.
     let _ = unsafe { setenv(name.as_ptr(), value.as_ptr(), 1) };
 }
 
-/// The whole percents that the program itself chose; `None` where it chose none.
+/// The whole percents that the program itself chose; `None` if it chose none.
 fn own_percentage() -> Option<u32> {
     // SAFETY: the name is a C string.
     let value = unsafe { getenv(PERCENTAGE.as_ptr()) };
     if value.is_null() {
         return None;
     }
-    // SAFETY: the environment's values are C strings, and this thread changes none meanwhile.
+    // SAFETY: the environment's values are C strings, and this thread does not change them in the meantime.
     let value = unsafe { CStr::from_ptr(value) }.to_bytes();
     let digits = value.iter().take_while(|byte| byte.is_ascii_digit());
     Some(digits.fold(0u32, |number, digit| number.saturating_mul(10).saturating_add((digit - b'0').into())))
@@ -73,7 +73,7 @@ struct Text {
 }
 
 impl Text {
-    /// Adds bytes as far as there is room, with a zero byte left.
+    /// Adds bytes while there is room, leaving one zero byte.
     fn put(&mut self, bytes: &[u8]) {
         for byte in bytes {
             if self.length + 1 < self.bytes.len()

@@ -7,11 +7,10 @@ use super::{Here, Status, Stream, charge, spill};
 use crate::mutex::Mutex;
 use crate::table::{Entry, Kind};
 
-/// Places for frees: two for each pair of stream and device that is followed separately. Frees beyond these
-/// wait together.
+/// Places for frees: two for each pair of stream and device that is tracked separately. Further frees wait together.
 const MOST: usize = 128;
 
-/// The frees that may still have to run.
+/// Frees that may not have run yet.
 #[repr(C)]
 pub(super) struct Frees {
     list: Mutex<[Free; MOST]>,
@@ -26,11 +25,11 @@ struct Free {
     queue: Queue,
     /// 0: this place is free.
     bytes: u64,
-    /// Part of it that is managed memory.
+    /// The part that is managed memory.
     managed: u64,
     /// Line of the queue's device.
     device: u8,
-    /// Line on which it is charged.
+    /// Line on which the memory is charged.
     line: u8,
 }
 
@@ -62,12 +61,12 @@ fn add(here: Here, queue: Queue, entry: &Entry) {
             newest = newest.filter(|(_, newest)| *newest > note).or(Some((at, note)));
         }
     }
-    // Two places: a wait ends the older frees, whatever comes into the queue while it runs.
+    // Two places: a wait ends the older frees, even if more enter the queue in the meantime.
     let empty = || list.iter().position(|free| free.bytes == 0);
     let at = if places < 2 { empty() } else { None };
     let at = at.or(newest.map(|(at, _)| at)).or_else(empty);
     let at = at.or_else(|| list.iter().position(|free| (free.device, free.line) == (device, line)));
-    // No place even among those of the device: it stays charged until the process ends.
+    // No place even among those of the device: the memory stays charged until the process ends.
     let Some(free) = at.and_then(|at| list.get_mut(at)) else { return };
     let before = if free.bytes == 0 { Queue::default() } else { free.queue };
     *free = Free {

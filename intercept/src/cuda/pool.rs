@@ -1,9 +1,9 @@
-//! Stream-ordered memory: a pool is charged what the driver has reserved for it, not what is live in it.
+//! Stream-ordered memory: a pool is charged for the driver's reserve, not for the memory that is live in it.
 //!
-//! Before an allocation the largest possible growth of the pool is charged. Where that does not fit, nothing
-//! is charged if the pool has enough room that is already paid. After the allocation the pool is settled to
-//! the driver's own figure. Freed memory returns when the pool shrinks, so pools are also settled at frees,
-//! trims and synchronisations.
+//! Before an allocation the largest possible growth of the pool is charged. If that does not fit, nothing is charged
+//! provided that the pool has enough room that is already paid for. After the allocation the pool is settled to the
+//! driver's own figure. Freed memory returns when the pool shrinks, so pools are also settled at frees, trims and
+//! synchronisations.
 
 pub(super) mod memory;
 mod owner;
@@ -19,29 +19,28 @@ use super::{
 use crate::mutex::{Guard, Mutex};
 use crate::table::Kind;
 
-/// How many pools of one process can be followed. An allocation from a further pool is refused.
+/// How many pools of one process can be tracked. An allocation from a further pool is refused.
 const MOST: usize = 1024;
 const RESERVED: i32 = 5; // CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
 const USED: i32 = 7; // CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 const ON_DEVICE: i32 = 1; // CU_MEM_LOCATION_TYPE_DEVICE
 const MANAGED: i32 = 2; // CU_MEM_ALLOCATION_TYPE_MANAGED
-/// `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_INVALID_HANDLE`: what the driver answers for a pool that has
-/// ended.
+/// `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_INVALID_HANDLE`: the driver's answers for a pool that has ended.
 const GONE: [Status; 2] = [1, 400];
 
-/// The pools that this process has allocated from or made.
+/// The pools that this process has allocated from or created.
 #[repr(C)]
 pub(super) struct Pools {
     list: Mutex<[Known; MOST]>,
     /// Places of the list ever used.
     used: AtomicU32,
     choices: Choices,
-    /// Held by the one thread that allocates from the pools' free room without a charge.
+    /// Locked by the one thread that allocates from the pools' free room without a charge.
     room: Mutex<()>,
 }
 
-/// Counts the calls that change which pool `cuMemAllocAsync` takes for a device: by choosing another one, or
-/// by destroying the chosen one, after which it is the device's default pool.
+/// Counts the calls that change which pool `cuMemAllocAsync` uses for a device: by choosing another one, or by
+/// destroying the chosen one, after which the device's default pool is used.
 #[repr(C)]
 struct Choices {
     begun: AtomicU32,
@@ -49,8 +48,8 @@ struct Choices {
 }
 
 impl Choices {
-    /// Changes with `call` which pool is taken. A thread that ends within it leaves the counts apart: then
-    /// the driver is asked at every allocation, which is slow and right.
+    /// Changes the chosen pool with `call`. A thread that ends during the call leaves the counts unequal: then every
+    /// allocation queries the driver, which is slow but correct.
     fn change(&self, call: impl FnOnce() -> Status) -> Status {
         self.begun.fetch_add(1, Ordering::SeqCst);
         let status = call();
@@ -58,12 +57,12 @@ impl Choices {
         status
     }
 
-    /// The changes that have ended, to be asked before a pool is looked up.
+    /// The number of changes that have ended. Read it before looking up a pool.
     fn made(&self) -> u32 {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Whether no change has run since `made` was told: none had begun without an end, and none began since.
+    /// Whether no change has run since `made` was read: none was in progress then, and none has begun since.
     fn is_still(&self, made: u32) -> bool {
         self.begun.load(Ordering::SeqCst) == made
     }
@@ -74,10 +73,10 @@ impl Choices {
 enum State {
     Free = 0,
     Charged,
-    /// Its memory is not device memory, or another process pays for it.
+    /// Its memory is not device memory, or another process is charged for it.
     Unpaid,
-    /// Destroyed while allocations were live or frees were pending. Nobody can then ask what the driver still
-    /// holds for it. All of it stays charged until the last allocation is freed and that free has run.
+    /// Destroyed while allocations were live or frees were pending. The driver then no longer reports how much it
+    /// still holds for the pool. All of it stays charged until the last allocation is freed and that free has run.
     Destroyed,
 }
 
@@ -86,9 +85,9 @@ enum State {
 struct Known {
     handle: Pool,
     charged: u64,
-    /// Live allocations, and those that the driver is just making.
+    /// Live allocations, including those that the driver is just making.
     live: u64,
-    /// The queue in which frees may still have to run.
+    /// The queue in which frees may not have run yet.
     freed_on: Queue,
     device: u8,
     is_managed: bool,
@@ -132,7 +131,7 @@ impl Known {
         self.charged = bytes;
     }
 
-    /// Adds `bytes` to its charge that are charged already.
+    /// Adds `bytes` that are already charged to the pool's charge.
     fn add_charged(&mut self, here: Here, bytes: u64) {
         self.charged = self.charged.saturating_add(bytes);
         if self.is_managed {
@@ -140,8 +139,8 @@ impl Known {
         }
     }
 
-    /// Charges the pool what the driver has reserved for it. Whether the driver knows the pool: between its
-    /// part of a destruction and our note of it, the state says nothing yet.
+    /// Charges the pool for the driver's reserve. Returns whether the driver knows the pool: between the driver's part
+    /// of a destruction and our record, the state does not show this yet.
     fn settle(&mut self, here: Here) -> bool {
         if self.state != State::Charged {
             return self.state != State::Destroyed;
@@ -155,7 +154,7 @@ impl Known {
         }
     }
 
-    /// Frees the place of a destroyed pool without live allocations and pending frees.
+    /// Frees the place of a destroyed pool without live allocations or pending frees.
     fn release_destroyed(&mut self, here: Here) {
         if self.state == State::Destroyed && self.live == 0 && self.freed_on.is_nowhere() {
             self.charge(here, 0);
@@ -164,8 +163,8 @@ impl Known {
     }
 }
 
-/// The place of `pool` in the list, entered if it is new. What it has already reserved is then charged;
-/// `None`: no place is left.
+/// The place of `pool` in the list. A new pool is entered and charged for its existing reserve; `None`: no place is
+/// left.
 fn place(here: Here, pool: Pool, device: u8, state: State) -> Option<usize> {
     let mut list = list(here);
     let places = list.get_mut(..used(here))?;
@@ -188,8 +187,8 @@ fn known(here: Here, pool: Pool) -> Option<(usize, Known)> {
     places.find(|(_, known)| known.is(pool)).map(|(at, known)| (at, *known))
 }
 
-/// Settles the pool in place `at`. The driver is asked under the lock, so that an older figure cannot replace
-/// a newer one.
+/// Settles the pool in place `at`. Queries the driver under the lock, so that an older figure cannot replace a newer
+/// one.
 ///
 /// Returns whether the driver knows the pool.
 fn settle_one(here: Here, at: usize) -> bool {
@@ -202,7 +201,7 @@ pub(super) fn settle_all(here: Here) {
     }
 }
 
-/// Notes that the frees in these queues have run.
+/// Records that the frees in these queues have run.
 pub(super) fn ran(here: Here, work: Ran) {
     if is_unused(here) {
         return;
@@ -218,8 +217,7 @@ pub(super) fn forget(here: Here, stream: Stream) {
     list.iter_mut().take(used(here)).for_each(|known| known.freed_on = known.freed_on.without(stream));
 }
 
-/// The device has no context any more. What its pools held is gone, and the driver says 0 for the pools that
-/// remain.
+/// The device has no context left. Its pools' memory is gone, and the driver reports 0 for the pools that remain.
 pub(super) fn line_ended(here: Here, line: u8) {
     let mut list = list(here);
     for (at, known) in list.iter_mut().enumerate().take(used(here)) {
@@ -232,7 +230,7 @@ pub(super) fn line_ended(here: Here, line: u8) {
             _ => true,
         };
         if !gone && known.charged > 0 {
-            continue; // the driver says that the pool still holds memory
+            continue; // the driver reports that the pool still holds memory
         }
         here.state.table.remove_all(|entry| entry.kind == Kind::Async && entry.extra == at as u64, |_| {});
         (known.live, known.freed_on) = (0, Queue::default());
@@ -254,9 +252,9 @@ pub(super) fn ask_driver(here: Here) {
     });
 }
 
-/// Gives the unused memory of all pools back to the driver.
+/// Returns the unused memory of all pools to the driver.
 pub(super) fn trim_all(here: Here) {
-    let _alone = here.state.pools.room.lock(); // so that no room is trimmed that another thread counts on
+    let _alone = here.state.pools.room.lock(); // so that room which another thread counts on is not trimmed
     for known in list(here).iter_mut().take(used(here)).filter(|known| known.state == State::Charged) {
         // SAFETY: a pool of this process that was not destroyed.
         unsafe { real::cuMemPoolTrimTo(known.handle, 0) };
@@ -268,7 +266,7 @@ fn destroy(pool: Pool, call: impl FnOnce() -> Status) -> Status {
     let Some(here) = here() else { return call() };
     let found = known(here, pool);
     if let Some((at, _)) = found {
-        settle_one(here, at); // the last figure that the driver gives
+        settle_one(here, at); // the driver's last figure
     }
     let status = call();
     let Some((at, _)) = found.filter(|_| status == SUCCESS) else { return status };
@@ -290,7 +288,7 @@ fn resettle(pool: Pool, call: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Changes with `call` which pool `cuMemAllocAsync` takes.
+/// Changes with `call` which pool `cuMemAllocAsync` uses.
 fn choose(call: impl FnOnce() -> Status) -> Status {
     match here() {
         Some(here) => here.state.pools.choices.change(call),
@@ -298,13 +296,13 @@ fn choose(call: impl FnOnce() -> Status) -> Status {
     }
 }
 
-/// Enters a pool that the program has made. `memory`, `kind` and `device` are the type of its allocations and
-/// where they lie.
+/// Enters a pool that the program has created. `memory`, `kind` and `device` are the type of its allocations and their
+/// location.
 fn made(here: Here, pool: Pool, memory: i32, kind: i32, device: Device) {
     let (line, state) = if kind == ON_DEVICE {
         (line_of(here, device), State::Charged)
     } else if memory == MANAGED {
-        // Whatever location it prefers, its pages can move to the GPU.
+        // Regardless of the preferred location, its pages can move to the GPU.
         (context::current(here).map_or(UNLISTED, |current| current.device), State::Charged)
     } else {
         (UNLISTED, State::Unpaid)

@@ -1,5 +1,5 @@
-//! Memory sizes as the container sees them. The driver is asked first, with the caller's own pointers, so
-//! that it answers null outputs and errors itself.
+//! Memory sizes as the container sees them. The driver is called first, with the caller's own pointers, so that it
+//! handles null outputs and errors itself.
 
 use super::context::current;
 use super::virtual_memory::share;
@@ -10,7 +10,7 @@ fn seen(here: Here, line: u8, driver_free: u64, driver_total: u64) -> (u64, u64)
     if line == UNLISTED {
         return (0, driver_total); // every allocation will be refused
     }
-    share::reap(here); // memory whose exported descriptors were closed is free now
+    share::reap(here); // memory whose exported descriptors were closed is now free
     let line = usize::from(line);
     let book = here.book();
     let used = book.used_by_living(line);
@@ -18,26 +18,26 @@ fn seen(here: Here, line: u8, driver_free: u64, driver_total: u64) -> (u64, u64)
     (free.min(driver_free), book.size(line))
 }
 
-/// Adjusts what the driver wrote. `L` is the type of the caller's integers; what does not fit becomes
-/// `widest`.
+/// Adjusts the values that the driver wrote. `L` is the type of the caller's integers; a value that does not fit
+/// becomes `widest`.
 ///
 /// # Safety
 /// The pointers are null or readable and writable.
 unsafe fn memory_info<L: Copy + TryFrom<u64> + TryInto<u64>>(free: *mut L, total: *mut L, widest: L) {
     let Some(here) = here() else { return };
     let Some(current) = current(here) else { return };
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let driver_free = unsafe { read_number(free) }.unwrap_or(u64::MAX);
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let driver_total = unsafe { read_number(total) }.unwrap_or(u64::MAX);
     let (seen_free, seen_total) = seen(here, current.device, driver_free, driver_total);
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     unsafe { write(free, L::try_from(seen_free).unwrap_or(widest)) };
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     unsafe { write(total, L::try_from(seen_total).unwrap_or(widest)) };
 }
 
-/// As [`memory_info`], for the size of a device.
+/// Like [`memory_info`], for the size of a device.
 ///
 /// # Safety
 /// `bytes` is null or readable and writable.
@@ -46,7 +46,7 @@ unsafe fn total_memory<L: Copy + TryFrom<u64>>(bytes: *mut L, device: Device, wi
     let line = line_of(here, device);
     if line != UNLISTED {
         let size = here.book().size(usize::from(line));
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees this.
         unsafe { write(bytes, L::try_from(size).unwrap_or(widest)) };
     }
 }

@@ -1,9 +1,7 @@
-//! Queues: where work of the program runs in order. Some memory may only be given back once the work of its
-//! queue has run.
+//! Queues: work in a queue runs in order. Some memory may only be released once the work of its queue has run.
 //!
-//! A free or a launch in a stream is done when the program has waited for the stream or for its whole
-//! context. Where it is not known whether work has run, it counts as not run: giving memory back late is
-//! safe, giving it back early is not.
+//! A free or a launch in a stream is done once the program has waited for the stream or for its whole context. If it
+//! is unknown whether work has run, it counts as not run: releasing memory late is safe, releasing it early is not.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,24 +9,24 @@ use super::stream_handle::{LEGACY_STREAM, PER_THREAD_STREAM, StreamHandle, is_de
 use super::{Cuda, Here, SUCCESS, Stream, capture, context, real};
 use crate::sys;
 
-/// Bit in `Queue::stream` of a value that is no handle of the driver. A handle is an address, and no address
-/// has the highest bit.
+/// Bit in `Queue::stream` of a value that is not a driver handle. A handle is an address, and no address has the
+/// highest bit.
 const DEFAULT: u64 = 1 << 63;
-/// One of several streams, or of streams that are gone.
+/// One of several streams, or of streams that have ended.
 const ANY: u64 = u64::MAX;
 
 /// The note of work that the driver is about to take.
 const BEING_TAKEN: u64 = u64::MAX;
 
-/// A stream and its context. A stream has one value here, however the program names it. All zero: no work
-/// anywhere.
+/// A stream and its context. A stream has one value here, regardless of the handle that the program uses. All zero: no
+/// work anywhere.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Queue {
     stream: u64,
-    /// Number of the context; 0: not known.
+    /// Number of the context; 0: unknown.
     context: u64,
-    /// When work in it was last noted, as [`Notes`] counts; 0: it only names the queue.
+    /// The number of the last note of work in it, as counted by [`Notes`]; 0: it only names the queue.
     noted: u64,
 }
 
@@ -38,27 +36,27 @@ impl PartialEq for Queue {
     }
 }
 
-/// Counts the notes of work that may still have to run. Work that another thread notes while a wait runs was
-/// put into its queue too late for that wait.
+/// Counts the notes of work that may not have run yet. Work that another thread notes during a wait entered its queue
+/// too late for that wait.
 #[repr(C)]
 pub(super) struct Notes(AtomicU64);
 
 impl Notes {
-    /// The number of the last note, to be asked before a wait begins.
+    /// The number of the last note. Read it before a wait begins.
     pub(super) fn last(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
 }
 
 impl Queue {
-    /// The queue of `stream`, as the calling thread means it.
+    /// The queue of `stream`, as seen by the calling thread.
     pub(super) fn of(here: Here, stream: Stream, per_thread: bool) -> Self {
         let stream = match (stream, per_thread) {
             (0, false) => LEGACY_STREAM,
             (0, true) => PER_THREAD_STREAM,
             _ => stream,
         };
-        // Each context has its own default streams, and each thread its own per-thread one in it.
+        // Each context has its own default streams, and in it each thread has its own per-thread stream.
         match stream {
             LEGACY_STREAM => Self::default_of(here, 0),
             PER_THREAD_STREAM => Self::default_of(here, u64::from(sys::thread())),
@@ -92,14 +90,14 @@ impl Queue {
         Self { noted: BEING_TAKEN, ..self }
     }
 
-    /// Notes work that was being taken.
+    /// Records work that was being taken.
     pub(super) fn taken(&mut self, here: Here) {
         if self.noted == BEING_TAKEN {
             *self = self.noted(here);
         }
     }
 
-    /// When work in it was last noted.
+    /// The number of the last note of work in it.
     pub(super) const fn last_note(self) -> u64 {
         self.noted
     }
@@ -109,7 +107,7 @@ impl Queue {
         self == Self::default()
     }
 
-    /// Work of both queues.
+    /// The combined work of both queues.
     pub(super) fn and(self, other: Self) -> Self {
         let noted = self.noted.max(other.noted);
         if self == other || other.is_nowhere() {
@@ -122,9 +120,9 @@ impl Queue {
         Self { stream: ANY, context, noted }
     }
 
-    /// Calls `act` with the driver's handle, which means this stream while `act` runs. It does not call `act`
-    /// where the calling thread has no handle for the stream. The caller must hold no lock of a family: those
-    /// are taken after the lock of the contexts.
+    /// Calls `act` with the driver's handle, which refers to this stream while `act` runs. Does not call `act` if the
+    /// calling thread has no handle for the stream. The caller must not hold a family's lock: those are taken after
+    /// the lock of the contexts.
     pub(super) fn with_handle(self, here: Here, act: impl FnOnce(Stream)) {
         if self.stream == ANY || self.is_nowhere() {
             return;
@@ -146,16 +144,16 @@ impl Queue {
     }
 }
 
-/// Where work has run.
+/// The place where work has run.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     /// In one stream.
     Queue(Queue),
-    /// In the context of this number.
+    /// In the context with this number.
     Context(u8),
 }
 
-/// Work that has run: all in one place that was noted in time.
+/// Work that has run: everything in one place up to a certain note.
 #[derive(Clone, Copy)]
 pub(super) struct Ran {
     place: Place,
@@ -168,12 +166,12 @@ impl Ran {
         Self { place, last }
     }
 
-    /// All work of the context of this number, which has ended.
+    /// All work of the context with this number, which has ended.
     pub(super) const fn ended(number: u8) -> Self {
         Self::until(u64::MAX, Place::Context(number))
     }
 
-    /// Whether it includes all work of `queue`.
+    /// Whether this includes all work of `queue`.
     pub(super) fn covers(self, queue: Queue) -> bool {
         let is_there = match self.place {
             Place::Queue(ran) => ran == queue && ran.stream != ANY,
@@ -183,15 +181,15 @@ impl Ran {
     }
 }
 
-/// Asks the driver about the queue in each of the `most` places of a family's list, and tells which have run.
-/// `look` hands it the queue of a place, if work waits there, while it holds the list's lock. It is called
-/// before a refusal: the work may have run without anybody waiting for it.
+/// Queries the driver for the queue in each of the `most` places of a family's list, and reports those that have run.
+/// `look` passes the queue of a place, if work waits there, while it holds the list's lock. Called before a refusal:
+/// the work may have run without a wait in the program.
 pub(super) fn ask_driver(here: Here, most: usize, look: impl Fn(usize, &mut dyn FnMut(Queue))) {
     for at in 0..most {
         let mut queue = Queue::default();
         look(at, &mut |found| queue = found);
         let (mut idle, last) = (false, here.state.notes.last());
-        // A stream that is still in the list was not destroyed: its end calls `forget`, which waits for the
+        // A stream that is still in the list has not been destroyed: its end calls `forget`, which waits for the
         // list's lock.
         queue.with_handle(here, |stream| {
             look(at, &mut |found| idle = found == queue && is_idle(here, stream));
@@ -210,47 +208,47 @@ pub(super) fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool 
     }
 }
 
-/// Whether all work of `stream` has run. False where the driver must not be asked: the question invalidates a
-/// capture of the stream, and a question about the legacy stream invalidates a capture of any other stream.
+/// Whether all work of `stream` has run. False if a query would be harmful: it invalidates a capture of the stream,
+/// and a query of the legacy stream invalidates a capture of any other stream.
 pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
     if capture::is_any(here) && (stream == LEGACY_STREAM || is_captured(here, stream, false)) {
         return false;
     }
-    // SAFETY: a stream that was not destroyed, as our caller knows.
+    // SAFETY: a stream that has not been destroyed, which our caller ensures.
     unsafe { real::cuStreamQuery(stream) == SUCCESS }
 }
 
-/// What queues and charges tell and ask the families that hold memory beyond its use. Each family uses queues
-/// and charges, so these must not name a family: [`holders`](super::holders) stands above all families and
-/// answers for them. It is a trait with one implementation, so the compiler checks that there is one and
-/// resolves the calls. A table of functions would be empty until somebody filled it.
+/// The interface through which queues and charges reach the families that hold memory beyond its use. Each family uses
+/// queues and charges, so these must not name a family: [`holders`](super::holders) is above all families and
+/// implements this for them. A trait with one implementation lets the compiler check that there is one and resolve the
+/// calls. A table of functions would be empty until filled.
 pub(super) trait Holders {
-    /// Whether nothing waits for a stream.
+    /// Whether no family waits for a stream.
     fn await_nothing(here: Here) -> bool;
-    /// Gives back what only waited for this work.
+    /// Releases memory that only waited for this work.
     fn ran(here: Here, work: Ran);
-    /// A stream ends, and its handle may come to mean another stream.
+    /// A stream ends, and its handle may be reused for another stream.
     fn forget(here: Here, stream: Stream);
     /// The last context of this process on `line` has ended.
     fn line_ended(here: Here, line: u8);
-    /// Returns memory that this process holds unused. False when there is none to return.
+    /// Returns memory that this process holds unused. False if there is none to return.
     fn give_back_unused(here: Here) -> bool;
 }
 
-/// Whether nothing waits for a stream.
+/// Whether no family waits for a stream.
 pub(super) fn is_unused(here: Here) -> bool {
     Cuda::await_nothing(here)
 }
 
-/// Gives back what only waited for this work.
+/// Releases memory that only waited for this work.
 pub(super) fn ran(here: Here, work: Ran) {
     Cuda::ran(here, work);
 }
 
-/// A stream ends, with or without work that has still to run. Afterwards the driver may give its handle to
-/// another stream, and nobody can ask about the old one. Then only a wait for the whole context tells that
-/// its work has run. We do not wait for the context ourselves before a refusal: it may be running a kernel
-/// that waits for the thread that allocates.
+/// A stream ends, possibly with work that has not run yet. Afterwards the driver may reuse its handle for another
+/// stream, so the old one can no longer be queried. Then only a wait for the whole context shows that its work has
+/// run. We do not wait for the context ourselves before a refusal: it may be running a kernel that waits for the
+/// allocating thread.
 pub(super) fn forget(here: Here, stream: Stream) {
     let last = here.state.notes.last();
     if is_idle_at_its_end(here, stream) {
@@ -260,7 +258,7 @@ pub(super) fn forget(here: Here, stream: Stream) {
 }
 
 fn is_idle_at_its_end(here: Here, stream: Stream) -> bool {
-    // A default stream does not end, whatever the program asks.
+    // A default stream does not end, even if the program asks for it.
     !is_default(stream) && relaxed(|| is_idle(here, stream))
 }
 

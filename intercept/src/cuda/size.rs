@@ -58,7 +58,7 @@ const DEFERRED: u32 = 0x80;
 
 const MIB: u64 = 1 << 20;
 
-/// What the driver takes for a request of `bytes`: below 1 MiB a multiple of 512 bytes, from 1 MiB on a
+/// The memory that the driver takes for a request of `bytes`: below 1 MiB a multiple of 512 bytes, from 1 MiB on a
 /// multiple of 2 MiB.
 pub fn charged(bytes: u64) -> u64 {
     let step = if bytes < MIB { 512 } else { 2 * MIB };
@@ -88,12 +88,12 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Bytes of an array of this shape before rounding. Arrays that get their memory later take nothing.
+    /// Bytes of an array with this shape before rounding. Arrays that get their memory later take nothing.
     pub fn bytes(&self) -> u64 {
         if self.flags & (SPARSE | DEFERRED) != 0 { 0 } else { self.level_bytes(0) }
     }
 
-    /// Bytes of a mipmapped array with `levels` levels asked for, before rounding.
+    /// Bytes of a mipmapped array with `levels` requested levels, before rounding.
     pub fn mipmap_bytes(&self, levels: u32) -> u64 {
         if self.flags & (SPARSE | DEFERRED) != 0 {
             return 0;
@@ -121,7 +121,7 @@ impl Shape {
         texels.saturating_mul(self.twice_texel_bytes()).div_ceil(2)
     }
 
-    /// Twice the bytes of a texel, since half-sampled formats have half bytes per texel.
+    /// Twice the bytes of a texel, since half-sampled formats have fractional bytes per texel.
     fn twice_texel_bytes(&self) -> u64 {
         let find = |table: &[(u32, u64)]| table.iter().find(|row| row.0 == self.format).map(|row| row.1);
         if let Some(bytes) = find(&CHANNEL_FORMATS) {

@@ -1,10 +1,10 @@
-//! Memory of the host in place of a device's, where the container's share of the device is full and it was
-//! granted host memory.
+//! Host memory in place of device memory, for a container whose share of the device is full and that was granted host
+//! memory.
 //!
-//! It is managed memory that stays with the host: the device reads and writes it over the bus. The driver
-//! gives the program a pointer like any other, and never moves the pages to the device while they are
-//! advised so. Programs' own advice and prefetches, which would move them, are not passed on while a process
-//! holds such memory: they change no result.
+//! It is managed memory that stays on the host: the device reads and writes it over the bus. The driver gives the
+//! program an ordinary pointer, and never moves the pages to the device while this advice is set. A program's own
+//! advice and prefetches, which would move them, are not passed on while a process holds such memory: they change no
+//! result.
 
 use super::charge::Charge;
 use super::context::Current;
@@ -17,7 +17,7 @@ const GLOBAL: u32 = 1;
 /// `CU_MEM_ADVISE_SET_PREFERRED_LOCATION` and `CU_MEM_ADVISE_SET_ACCESSED_BY`.
 const PREFERRED_LOCATION: i32 = 3;
 const ACCESSED_BY: i32 = 5;
-/// `CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and what cuMemAllocPitch rounds to are at most this.
+/// Upper bound of `CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT` and of cuMemAllocPitch's rounding.
 const PITCH: usize = 512;
 /// `CU_DEVICE_CPU`.
 const HOST: i32 = -1;
@@ -43,18 +43,18 @@ pub(super) unsafe fn allocate(here: Here, current: Current, bytes: u64, pointer:
         return refused();
     }
     if !stays_with_the_host(address, size) {
-        // SAFETY: the driver gave it just now.
+        // SAFETY: the driver has just allocated it.
         let _ = unsafe { real::cuMemFree_v2(address) };
         return refused();
     }
     let Current { context, device, .. } = current;
     charge.keep_for(Entry { key: address, size: bytes, extra: 0, kind: Kind::Spilled, device, context });
-    // SAFETY: as our caller says, and it is not null.
+    // SAFETY: the caller guarantees this, and it is not null.
     unsafe { pointer.write_unaligned(address) };
     SUCCESS
 }
 
-/// Advises the driver to keep the range with the host. A GPU or system that cannot do so says it here.
+/// Advises the driver to keep the range on the host. A GPU or system that cannot do so reports an error here.
 fn stays_with_the_host(address: u64, size: usize) -> bool {
     let mut device = 0;
     // SAFETY: the driver writes a device.
@@ -66,10 +66,10 @@ fn stays_with_the_host(address: u64, size: usize) -> bool {
     advise(PREFERRED_LOCATION, HOST) && advise(ACCESSED_BY, device)
 }
 
-/// As [`allocate`], for rows of `width` bytes, `height` of them, in the pitch that GPUs want at most.
+/// Like [`allocate`], for `height` rows of `width` bytes, with the largest pitch that GPUs require.
 ///
 /// # Safety
-/// As [`allocate`], and `pitch` is null, or a place for a length.
+/// Same as [`allocate`]; `pitch` is null, or a place for a length.
 #[cold]
 pub(super) unsafe fn allocate_pitched(
     here: Here,
@@ -80,12 +80,12 @@ pub(super) unsafe fn allocate_pitched(
 ) -> Status {
     let row = width.checked_next_multiple_of(PITCH).filter(|_| !pitch.is_null());
     let bytes = row.and_then(|row| row.checked_mul(height)).unwrap_or(usize::MAX);
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let status = unsafe { allocate(here, current, charged(bytes as u64), pointer) };
     if status == SUCCESS
         && let Some(row) = row
     {
-        // SAFETY: as our caller says, and it is not null.
+        // SAFETY: the caller guarantees this, and it is not null.
         unsafe { pitch.write_unaligned(row) };
     }
     status
@@ -96,7 +96,7 @@ pub(super) fn holds(here: Here, pointer: u64) -> bool {
     here.book().host_line().is_some() && here.state.table.get(Kind::Spilled, pointer).is_some()
 }
 
-/// Passes advice about managed memory on, unless this process holds memory that must stay with the host.
+/// Passes advice about managed memory on, unless this process holds memory that must stay on the host.
 pub(super) fn advise(call: impl FnOnce() -> Status) -> Status {
     let holds = |here: Here| here.state.table.sum(|entry| entry.kind == Kind::Spilled) > 0;
     match here() {

@@ -1,12 +1,13 @@
-//! Hooks of streams. They tell that work has run, so that freed memory may return; that a stream ends; and
-//! that a capture begins or ends, so that only programs that capture pay for asking about captures.
+//! Hooks of streams. They report that work has run, so that freed memory may return; that a stream ends; and that a
+//! capture begins or ends, so that only programs that capture pay for queries about captures.
 
 use core::ffi::c_void;
 
 use super::queue::{self, Place, Queue, Ran};
 use super::{Context, Graph, Here, SUCCESS, Status, Stream, capture, context, here, launch, pool, real};
 
-/// Waits with `call` and settles the pools, which may have shrunk. After a success, `work` says what has run.
+/// Waits with `call` and settles the pools, which may have shrunk. After a success, `work` returns the place whose
+/// work has run.
 fn synchronise(call: impl FnOnce() -> Status, work: impl FnOnce(Here) -> Option<Place>) -> Status {
     let last = here().map_or(0, |here| here.state.notes.last());
     let status = call();
@@ -78,7 +79,7 @@ hooks! { |call|
     cuStreamBeginCaptureToGraph_ptsz(
         stream: Stream, graph: Graph, after: *const usize, edges: *const c_void, count: usize, mode: i32,
     ) => begin_capture(stream, call);
-    // Newer than the headers that we have: as many words are passed as there are registers for arguments.
+    // Newer than our headers: pass as many words as there are argument registers.
     cuStreamBeginCaptureToCig(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize) =>
         begin_capture(stream, call);
     cuStreamBeginCaptureToCig_ptsz(stream: Stream, a: usize, b: usize, c: usize, d: usize, e: usize) =>

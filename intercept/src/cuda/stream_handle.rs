@@ -1,4 +1,4 @@
-//! Streams as the driver's functions take them, and questions to the driver about one.
+//! Streams as the driver's functions take them, and driver queries about a stream.
 
 use super::context::current_handle;
 use super::{Context, SUCCESS, Status, Stream, real};
@@ -16,13 +16,13 @@ pub(super) struct StreamHandle {
     pub(super) per_thread: bool,
 }
 
-/// Whether `stream` is a default stream, which no program makes: the legacy or the per-thread stream, by any
+/// Whether `stream` is a default stream, which programs do not create: the legacy or the per-thread stream, under any
 /// of their names.
 pub(super) const fn is_default(stream: Stream) -> bool {
     stream <= PER_THREAD_STREAM
 }
 
-/// The context of a stream that the program made; `None` when the driver does not tell.
+/// The context of a stream that the program created; `None` if the driver does not report it.
 pub(super) fn owner(stream: Stream) -> Option<Context> {
     let mut context = 0;
     // SAFETY: our caller's stream, which the driver checks; it writes one handle.
@@ -30,7 +30,7 @@ pub(super) fn owner(stream: Stream) -> Option<Context> {
     if asked == SUCCESS && context != 0 { Some(context) } else { green_owner(stream) }
 }
 
-/// The context of a stream that a green context made, for drivers that tell it by no other function.
+/// The context of a stream that a green context created, for drivers that report it through no other function.
 #[cold]
 fn green_owner(stream: Stream) -> Option<Context> {
     let (mut green, mut context) = (0, 0);
@@ -44,17 +44,17 @@ fn green_owner(stream: Stream) -> Option<Context> {
     (asked == SUCCESS && context != 0).then_some(context)
 }
 
-/// Calls of the driver for which handle 0 means what it means for this [`StreamHandle`].
+/// Driver calls that give handle 0 the same meaning as this [`StreamHandle`] does.
 macro_rules! stream_calls {
     ($($name:ident($($argument:ident: $type:ty)?): $legacy:ident, $per_thread:ident;)*) => { $(
         /// # Safety
         /// The driver's contract for these arguments.
         pub(super) unsafe fn $name(self $(, $argument: $type)?) -> Status {
             if self.per_thread {
-                // SAFETY: as our caller says.
+                // SAFETY: the caller guarantees this.
                 unsafe { real::$per_thread($($argument,)? self.stream) }
             } else {
-                // SAFETY: as our caller says.
+                // SAFETY: the caller guarantees this.
                 unsafe { real::$legacy($($argument,)? self.stream) }
             }
         }
@@ -88,8 +88,8 @@ impl StreamHandle {
         (status, capturing)
     }
 
-    /// Whether launches into the stream are only recorded. An error of the driver counts as yes: it answers
-    /// with one for the legacy stream while another stream of the context is captured.
+    /// Whether launches into the stream are only recorded. A driver error counts as yes: the driver returns one for
+    /// the legacy stream while another stream of the context is being captured.
     pub(super) fn is_recording(self) -> bool {
         relaxed(|| self.capture_status()) != (SUCCESS, 0)
     }

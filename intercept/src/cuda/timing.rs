@@ -1,6 +1,6 @@
-//! Pairs of events around a launch, which say how long the launch took on the device. Events belong to a
-//! context and end with it. Where a launch goes to another context than the current one, that context is made
-//! current only while its events are created.
+//! Pairs of events around a launch, which measure how long the launch took on the device. Events belong to a context
+//! and end with it. If a launch goes to a context other than the current one, that context is made current only while
+//! its events are created.
 
 use super::context::{current_handle, within};
 use super::stream_handle::StreamHandle;
@@ -21,10 +21,10 @@ pub(super) struct Pair {
     end: usize,
     /// Nanoseconds between the events in which the device only waited for the launch.
     idle: u64,
-    /// When the launch between the events went to the driver, in monotonic nanoseconds; 0: no launch did, or
-    /// it has ended.
+    /// When the launch between the events went to the driver, in monotonic nanoseconds; 0: there was none, or it has
+    /// ended.
     since: u64,
-    /// Whether the context is about to end. Only the thread that ends it may then name the events to the
+    /// Whether the context is about to end. From then on only the thread that ends it may pass the events to the
     /// driver.
     ending: bool,
     /// Whether a thread uses the events for a launch.
@@ -32,9 +32,8 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Hands the events out for a launch into `context` at `now`; [`take_back`](Self::take_back) returns
-    /// them. `None`: another thread has them and has been in the driver for long, or the driver gives no
-    /// events.
+    /// Lends the events to a launch into `context` at `now`; [`take_back`](Self::take_back) returns them. `None`:
+    /// another thread has them and has been in the driver for long, or the driver provides no events.
     pub(super) fn lend(&mut self, context: Context, now: u64) -> Option<Self> {
         if self.lent || !self.make(context) {
             return None;
@@ -44,7 +43,7 @@ impl Pair {
         Some(*self)
     }
 
-    /// Takes the events back. False: they ended with their context meanwhile.
+    /// Takes the events back. False: they ended with their context in the meantime.
     pub(super) fn take_back(&mut self, lent: Self) -> bool {
         let is_same = self.lent && self.context == lent.context && self.begin == lent.begin;
         if is_same {
@@ -53,7 +52,7 @@ impl Pair {
         is_same
     }
 
-    /// Creates the events in `context`, unless they exist. False: the driver gives no events.
+    /// Creates the events in `context`, unless they exist. False: the driver provides no events.
     fn make(&mut self, context: Context) -> bool {
         if self.context != context {
             self.destroy();
@@ -71,7 +70,7 @@ impl Pair {
     fn destroy(&mut self) {
         for event in [&mut self.begin, &mut self.end] {
             if core::mem::take(event) != 0 {
-                // SAFETY: an event that `make` was given, and nobody else's.
+                // SAFETY: an event that `make` created, owned by this pair alone.
                 unsafe { real::cuEventDestroy_v2(*event) };
             }
         }
@@ -89,8 +88,7 @@ impl Pair {
         unsafe { stream.record(self.begin) == SUCCESS }
     }
 
-    /// The context is about to end at `now`. Returns what [`timing`](Self::timing) says about the launch
-    /// between the events.
+    /// The context is about to end at `now`. Returns the [`timing`](Self::timing) of the launch between the events.
     pub(super) fn context_ends(&mut self, now: u64) -> Timing {
         let timing = self.timing();
         self.ending = true;
@@ -98,7 +96,7 @@ impl Pair {
             self.since = 0;
         // SAFETY: an event of this pair.
         } else if unsafe { real::cuEventQuery(self.begin) } != SUCCESS {
-            self.since = now; // the launch still waits, and can only begin while the context ends
+            self.since = now; // the launch is still waiting, and can only begin while the context ends
         }
         timing
     }
@@ -108,8 +106,8 @@ impl Pair {
         self.ending = false;
     }
 
-    /// The context has ended, and the events with it. Returns when the launch between them began to use the
-    /// device, if it had not ended before.
+    /// The context has ended, and the events with it. Returns when the launch between them began to use the device,
+    /// unless it had ended before.
     pub(super) fn context_ended(&mut self) -> Option<u64> {
         let since = core::mem::take(self).since;
         (since != 0).then_some(since)
@@ -122,7 +120,7 @@ impl Pair {
         unsafe { stream.record(self.end) == SUCCESS }
     }
 
-    /// What the pair says about the launch between its events.
+    /// The state of the launch between the pair's events.
     pub(super) fn timing(&self) -> Timing {
         if self.begin == 0 || self.end == 0 {
             return Timing::Lost;
@@ -152,12 +150,12 @@ impl Pair {
         )]
         #[expect(clippy::cast_sign_loss, reason = "a negative time is 0")]
         let nanoseconds = (f64::from(milliseconds) * 1e6) as u64;
-        // At most half is subtracted: a guess may shorten a timing, but must not dominate it.
+        // Subtract at most half: a guess may shorten a timing, but must not dominate it.
         (status == SUCCESS).then(|| nanoseconds - self.idle.min(nanoseconds / 2))
     }
 }
 
-/// Creates an event with timing that lives in `context`; 0: the driver gives none.
+/// Creates an event with timing in `context`; 0: the driver provides none.
 fn create(context: Context) -> usize {
     let create = || {
         let mut event = 0;

@@ -1,6 +1,6 @@
-//! Physical memory and its mappings. The memory is charged to the device in the request until all its handles
-//! *and* mappings are gone, since mapped memory outlives its handle. Imported memory is charged to its
-//! exporter and stays unknown here, unless this same process exported it.
+//! Physical memory and its mappings. The memory is charged to the device in the request until all its handles *and*
+//! mappings are gone, since mapped memory outlives its handle. Imported memory is charged to its exporter and stays
+//! unknown here, unless this same process exported it.
 
 pub(super) mod multicast;
 mod object;
@@ -20,22 +20,22 @@ use crate::table::{Entry, Kind};
 
 /// Granularity of physical memory.
 const GRANULE: u64 = 2 << 20;
-/// How far below an address the start of its mapping is searched, in granules.
+/// How far below an address to search for the start of its mapping, in granules.
 const REACH: u64 = 1 << 16;
 const ON_DEVICE: i32 = 1; // CU_MEM_LOCATION_TYPE_DEVICE
 
-/// What this family keeps besides the table.
+/// The state of this family besides the table.
 #[repr(C)]
 pub(super) struct Numbers {
-    /// Number of the next physical object. A handle cannot name an object: the driver can give it out again
-    /// while the memory is still mapped.
+    /// Number of the next physical object. A handle cannot identify an object: the driver can reuse it while the
+    /// memory is still mapped.
     next: AtomicU64,
-    /// Held while mappings change, so that one thread's unmap cannot take another's new mapping for its own.
+    /// Locked while mappings change, so that one thread's unmap cannot mistake another's new mapping for its own.
     mapping: Mutex<()>,
     exports: share::Exports,
 }
 
-/// The object mapped at `address`, which can be anywhere inside the mapping.
+/// The object mapped at `address`, which may be anywhere inside the mapping.
 fn object_at(here: Here, address: u64) -> Option<u64> {
     let start = address / GRANULE;
     (0..REACH.min(start)).find_map(|below| {
@@ -45,23 +45,23 @@ fn object_at(here: Here, address: u64) -> Option<u64> {
     })
 }
 
-/// Makes `call`, which maps or binds `bytes` of `object`, and enters this reference as `key`.
+/// Runs `call`, which maps or binds `bytes` of `object`, and enters this reference as `key`.
 fn refer(here: Here, kind: Kind, key: u64, bytes: u64, object: u64, call: impl FnOnce() -> Status) -> Status {
-    add_reference(here, object); // first: another thread may release the handle meanwhile
+    add_reference(here, object); // first: another thread may release the handle in the meantime
     let status = call();
     if status != SUCCESS {
         drop_reference(here, object);
         return status;
     }
     let entry = Entry { key, size: bytes, extra: object, kind, device: 0, context: 0 };
-    // No memory for the entry: the object stays charged until the process ends.
+    // If there is no memory for the entry, the object stays charged until the process ends.
     if let Ok(Some(old)) = here.state.table.put(entry) {
         drop_reference(here, old.extra);
     }
     status
 }
 
-/// Drops the references of `kind` in the `bytes` from `at` on; `key` gives the table's key of an address.
+/// Drops the references of `kind` in the `bytes` from `at` on; `key` computes the table's key for an address.
 fn drop_range(here: Here, kind: Kind, at: u64, bytes: u64, key: impl Fn(u64) -> u64) {
     let end = at.saturating_add(bytes);
     let mut at = at;
@@ -97,8 +97,7 @@ fn create(
     let object = here.state.virtual_memory.next.fetch_add(1, Ordering::Relaxed);
     charge.keep_for(Entry { key: object, size, extra: 1, kind: Kind::Physical, device, context: 0 });
     let entry = Entry { key: handle, size: 1, extra: object, kind: Kind::Handle, device, context: 0 };
-    // If the handle was known, it was released by a call that we did not see, and its old object stays
-    // charged.
+    // If the handle was known, a call that we did not see released it, and its old object stays charged.
     let _ = here.state.table.put(entry);
     status
 }
@@ -111,7 +110,7 @@ fn release(handle: u64, call: impl FnOnce() -> Status) -> Status {
         *entry
     });
     if left.is_some_and(|entry| entry.size == 0) {
-        table.take(Kind::Handle, handle); // before the driver can give the handle out again
+        table.take(Kind::Handle, handle); // before the driver can reuse the handle
     }
     let status = call();
     let Some(entry) = left else { return status };
@@ -154,7 +153,7 @@ struct ArrayMapping {
 
 const _: () = assert!(size_of::<ArrayMapping>() == 96);
 
-/// Memory mapped to a sparse array stays charged until the process ends: the call that unmaps it names no
+/// Memory mapped to a sparse array stays charged until the process ends: the call that unmaps it does not name the
 /// memory.
 ///
 /// # Safety

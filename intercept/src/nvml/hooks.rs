@@ -1,4 +1,4 @@
-//! All hooks, under the driver's names: what the exported symbols of the library jump to.
+//! All hooks, under the driver's names. The exported symbols of the library jump to them.
 
 pub use super::list::hooks::*;
 pub use super::memory::hooks::*;

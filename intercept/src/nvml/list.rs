@@ -1,6 +1,5 @@
-//! Process lists. The driver's own list names pids of another namespace, or of other tenants. The lists are
-//! therefore written from the books: they name the container's processes, by the pids that the container
-//! knows.
+//! Process lists. The driver's own list names pids of another namespace, or of other tenants. The lists are therefore
+//! written from the books: they name the container's processes with the pids that the container knows.
 
 use core::ffi::c_void;
 
@@ -11,11 +10,11 @@ use super::{Device, INSUFFICIENT_SIZE, SUCCESS, Status, book, each_granted, read
 pub(super) enum Layout {
     /// Pid, memory.
     V1,
-    /// As V1, with two MIG instances.
+    /// V1 with two MIG instances.
     V2,
-    /// As V2, with confidential memory.
+    /// V2 with confidential memory.
     Detail,
-    /// As V2, with the program's name. The table that nvidia-smi asks for has this layout.
+    /// V2 with the program's name. The table that nvidia-smi asks for uses this layout.
     Named,
 }
 
@@ -32,14 +31,14 @@ impl Layout {
     /// # Safety
     /// `entry` is writable for the stride.
     unsafe fn write(self, entry: *mut u8, pid: u32, memory: u64, instance: [u32; 2]) {
-        // SAFETY: as our caller says; a V1 entry is two words.
+        // SAFETY: the caller guarantees this; a V1 entry is two words.
         unsafe { write(entry.cast(), [u64::from(pid), memory]) };
         if self != Self::V1 {
-            // SAFETY: as our caller says; all other layouts have two instances at 16.
+            // SAFETY: the caller guarantees this; all other layouts have two instances at 16.
             unsafe { write(entry.wrapping_add(16).cast(), instance) };
         }
         if self == Self::Detail {
-            // SAFETY: as our caller says.
+            // SAFETY: the caller guarantees this.
             unsafe { write(entry.wrapping_add(24).cast(), 0u64) };
         }
         if self == Self::Named {
@@ -47,19 +46,19 @@ impl Layout {
             let length = crate::identity::read_proc(pid, b"cmdline", &mut name).map_or(0, <[u8]>::len);
             // A command line is a list of strings; the first is the program.
             name.iter_mut().skip(length.min(255)).for_each(|byte| *byte = 0);
-            // SAFETY: as our caller says; the name has 4096 bytes.
+            // SAFETY: the caller guarantees this; the name has 4096 bytes.
             unsafe { write(entry.wrapping_add(32).cast(), name) };
         }
     }
 }
 
-/// Writes the container's processes on `device`. The first call of NVML's protocol asks for the number, the
-/// second for the list.
+/// Writes the container's processes on `device`. In NVML's protocol the first call asks for the number, the second for
+/// the list.
 ///
 /// # Safety
 /// `count` is readable and writable; `list` is null or has room for `*count` entries.
 unsafe fn write_list(device: Device, count: *mut u32, list: *mut u8, layout: Layout) -> Status {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let room = unsafe { read(count) }.unwrap_or(0);
     let room = if list.is_null() { 0 } else { room };
     let mut found = 0u32;
@@ -75,7 +74,7 @@ unsafe fn write_list(device: Device, count: *mut u32, list: *mut u8, layout: Lay
             });
         });
     }
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     unsafe { write(count, found) };
     if found > room { INSUFFICIENT_SIZE } else { SUCCESS }
 }
@@ -84,7 +83,7 @@ unsafe fn write_list(device: Device, count: *mut u32, list: *mut u8, layout: Lay
 /// `probe` calls that function without room for entries.
 ///
 /// # Safety
-/// As [`write_list`], but `count` may be null.
+/// Same as [`write_list`], but `count` may be null.
 pub(super) unsafe fn processes(
     device: Device,
     count: *mut u32,
@@ -100,7 +99,7 @@ pub(super) unsafe fn processes(
         return status;
     }
     match layout {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees this.
         Some(layout) => unsafe { write_list(device, count, list.cast(), layout) },
         None => {
             // SAFETY: not null, so writable.
@@ -128,7 +127,7 @@ pub mod hooks {
     macro_rules! lists {
         ($($name:ident, $layout:expr;)*) => { $(
             pub unsafe extern "C" fn $name(device: Device, count: *mut u32, list: *mut c_void) -> Status {
-                // SAFETY: without room the driver writes the count alone.
+                // SAFETY: without room the driver writes only the count.
                 let probe = |count| unsafe { real::$name(device, count, core::ptr::null_mut()) };
                 // SAFETY: our caller's arguments.
                 unsafe { processes(device, count, list, $layout, probe) }
@@ -136,8 +135,8 @@ pub mod hooks {
         )* };
     }
 
-    // Every process with a slot counts as a compute process. The books know no graphics process and no MPS
-    // client.
+    // Every process with a slot counts as a compute process. The books contain no graphics processes and no MPS
+    // clients.
     lists! {
         nvmlDeviceGetComputeRunningProcesses, Some(Layout::V1);
         nvmlDeviceGetComputeRunningProcesses_v2, Some(Layout::V2);

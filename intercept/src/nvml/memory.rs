@@ -7,14 +7,14 @@ use super::{Device, Status, book, each_granted, real, rewrite};
 struct Seen {
     total: u64,
     used: u64,
-    /// What others hold of a size that the container's limit may grow to.
+    /// The part of a growable limit's size that other containers hold.
     reserved: u64,
 }
 
-/// The bytes to report, where the driver's total is `driver_total`. A GPU that is divided has those of the
-/// container's instances together.
+/// The bytes to report if the driver's total is `driver_total`. A divided GPU reports the sum over the container's
+/// instances.
 fn seen(device: Device, driver_total: u64) -> Seen {
-    // Not granted, so nothing of it is free.
+    // The GPU is not granted, so none of its memory is free.
     let nothing = Seen { total: driver_total, used: driver_total, reserved: 0 };
     let Some(book) = book() else { return nothing };
     let mut seen = None;
@@ -22,7 +22,7 @@ fn seen(device: Device, driver_total: u64) -> Seen {
         let (total, reach) = (book.size(granted.line), book.within_reach(granted.line));
         let uncharged = book.uncharged(granted.line);
         let used = book.held_by_living(granted.line).saturating_sub(uncharged).min(total);
-        // What is uncharged is in both, and free once.
+        // Uncharged memory is in both; count it as free once.
         let reserved = total - reach.saturating_sub(uncharged).clamp(used, total);
         let others = seen.unwrap_or(Seen { total: 0, used: 0, reserved: 0 });
         seen = Some(Seen {
@@ -39,7 +39,7 @@ hooks! { |call|
         let change = |[driver_total, ..]: [u64; 3]| {
             let Seen { total, used, reserved } = seen(device, driver_total);
             let free = total.saturating_sub(used).saturating_sub(reserved);
-            [total, free, total - free] // total, free, used, which includes what is reserved
+            [total, free, total - free] // total, free, used, which includes the reserved part
         };
         // SAFETY: written by the driver when it succeeded.
         unsafe { rewrite(memory, call, change) }

@@ -1,8 +1,7 @@
 //! NVML as the container sees it: memory of the granted size, and only the container's own processes.
 //!
-//! The real libnvidia-ml calls itself through its exported names, so a hook may be entered from inside
-//! another: hooks hold no lock and keep no state per call. This library holds no slot; it only reads the
-//! books.
+//! The real libnvidia-ml calls itself through its exported names, so one hook may be entered from inside another:
+//! hooks hold no lock and keep no state per call. This library holds no slot; it only reads the books.
 
 mod functions;
 pub mod hooks;
@@ -43,7 +42,7 @@ pub fn load() {
     DRIVER.fill(path::DRIVER_NVML, &NAMES);
 }
 
-/// Makes `call`. After a success, what it has written to `place` is replaced by what `change` makes of it.
+/// Runs `call`. After a success, replaces the value that it has written to `place` with the result of `change`.
 ///
 /// # Safety
 /// `place` is null, or readable and writable after `call` succeeded.
@@ -54,10 +53,10 @@ unsafe fn rewrite<T: Copy>(
 ) -> Status {
     let status = call();
     if status == SUCCESS
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees this.
         && let Some(written) = unsafe { read(place) }
     {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees this.
         unsafe { write(place, change(written)) };
     }
     status
@@ -67,7 +66,7 @@ fn book() -> Option<&'static Book> {
     HOME.get().map(crate::process::Process::book)
 }
 
-/// A granted GPU or MIG instance, as the driver's lists of processes name it.
+/// A granted GPU or MIG instance, as identified in the driver's process lists.
 #[derive(Clone, Copy)]
 struct Granted {
     /// Its line of the limits file.
@@ -79,8 +78,8 @@ struct Granted {
 /// "Not a MIG instance".
 const NO_INSTANCE: [u32; 2] = [u32::MAX; 2];
 
-/// Calls `each` for what is granted of `device`: itself, or of a GPU that is divided those of its MIG
-/// instances that the driver shows here.
+/// Calls `each` for the granted parts of `device`: the device itself or, if it is divided, those of its MIG instances
+/// that the driver shows here.
 fn each_granted(book: &Book, device: Device, mut each: impl FnMut(Granted)) {
     if let Some(line) = line_of(book, device) {
         return each(Granted { line, instance: ids(device) });
@@ -109,7 +108,7 @@ fn ids(device: Device) -> [u32; 2] {
     if status == SUCCESS { [gpu, compute] } else { NO_INSTANCE }
 }
 
-/// The line of the limits file for `device`; `None` when it is not granted.
+/// The line of the limits file for `device`; `None` if it is not granted.
 fn line_of(book: &Book, device: Device) -> Option<usize> {
     let mut text = [0u8; 96];
     // SAFETY: the driver writes at most 96 bytes.

@@ -1,20 +1,20 @@
-//! Utilisation and accounting by process: the driver's own figures, without the processes that are not the
-//! container's.
+//! Utilisation and accounting by process: the driver's own figures, without processes that do not belong to the
+//! container.
 //!
-//! Processes are compared by pid. Where the driver reports pids of the host, few of them equal a pid of the
-//! container, and the rest is dropped. Too little is shown rather than another tenant's process.
+//! Processes are compared by pid. If the driver reports host pids, few of them equal a pid of the container, and the
+//! rest is dropped. Showing too little is better than showing another tenant's process.
 
 use core::ffi::c_void;
 
 use super::{Device, NOT_FOUND, SUCCESS, Status, book, read, real, rewrite, write};
 
-/// Whether `pid` is one of the container's.
+/// Whether `pid` belongs to the container.
 fn is_own(pid: u32) -> bool {
     book().is_some_and(|book| book.is_own_pid(pid))
 }
 
-/// Keeps the entries whose pid is one of the container's, clears the rest of the list, and returns how many
-/// were kept. The pid stands `pid_at` bytes inside an entry of `stride` bytes.
+/// Keeps the entries whose pid belongs to the container, clears the rest of the list, and returns how many were kept.
+/// The pid is at offset `pid_at` in an entry of `stride` bytes.
 ///
 /// # Safety
 /// `list` is null or holds `count` entries.
@@ -39,16 +39,16 @@ unsafe fn keep_own(list: *mut u8, count: u32, stride: usize, pid_at: usize) -> u
     kept
 }
 
-/// Size of a moment in the list that `nvidia-smi pmon` reads: a time and four engines.
+/// Size of one moment in the list that `nvidia-smi pmon` reads: a time and four engines.
 const MOMENT: usize = 328;
 const ENGINES: usize = 4;
-/// Size of an engine's part. Its first word is the use, its third the process that used the engine.
+/// Size of an engine's part. Its first word is the utilisation, its third the process that used the engine.
 const ENGINE: usize = 80;
 /// No process.
 const NOBODY: u32 = u32::MAX;
 
-/// Leaves in a list of moments only what the processes did for which `is_own` is true. The number of moments
-/// stays: a reader divides by it.
+/// Keeps in a list of moments only the activity of processes for which `is_own` is true. The number of moments stays
+/// the same: a reader divides by it.
 ///
 /// # Safety
 /// `list` holds `count` moments.
@@ -66,15 +66,15 @@ unsafe fn hide_foreign(list: *mut u8, count: u32, is_own: impl Fn(u32) -> bool) 
     }
 }
 
-/// Makes `call`, and removes from the moments that it wrote what other processes did.
+/// Runs `call`, and removes the activity of other processes from the moments that it wrote.
 ///
 /// # Safety
 /// `count` is null or readable, and `list` null or the list of that many moments, after `call` succeeded.
 pub(super) unsafe fn moments(count: *mut u32, list: *mut u8, call: impl FnOnce() -> Status) -> Status {
     let status = call();
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     if let Some(found) = unsafe { read(count) }.filter(|_| status == SUCCESS && !list.is_null()) {
-        // SAFETY: as our caller says.
+        // SAFETY: the caller guarantees this.
         unsafe { hide_foreign(list, found, is_own) };
     }
     status
@@ -143,7 +143,7 @@ mod tests {
                 entry[at..at + 3].copy_from_slice(&[50 + u32::try_from(moment).unwrap(), 5, pid]);
             }
         }
-        // SAFETY: a list of three moments, the last of which is not to be touched.
+        // SAFETY: a list of three moments, the last of which must stay untouched.
         unsafe { hide_foreign(list.as_mut_ptr().cast(), 2, |pid| pid == 12) };
         for (moment, entry) in list.iter().enumerate() {
             let part = |number: usize| &entry[engine(number)..engine(number) + 3];

@@ -1,7 +1,7 @@
-//! The private table from which nvidia-smi gets its process lists. It lies in read-only memory, so programs
-//! get a copy. In the copy the three process lists are ours, and for driver 535 also the samples that `pmon`
-//! reads. Their places depend on the driver. For an unknown driver the table is passed through, since
-//! nvidia-smi refuses to run without it.
+//! The private table from which nvidia-smi gets its process lists. It is in read-only memory, so programs get a copy.
+//! In the copy the three process lists are ours, and for driver 535 also the samples that `pmon` reads. Their
+//! positions depend on the driver. For an unknown driver the table is passed through, since nvidia-smi refuses to run
+//! without it.
 
 use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ const ID: [u8; 16] =
     [0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4];
 /// Size of driver 535's table in bytes: its first word.
 const SIZE_535: usize = 0x7a8;
-/// Major versions of other drivers whose lists stand in the same slots.
+/// Major versions of other drivers whose lists are in the same slots.
 const SAME_SLOTS: [&[u8]; 2] = [b"535.", b"580."];
 /// Words from the start of the table: compute, graphics, MPS.
 const COMPUTE: usize = 213;
@@ -35,8 +35,8 @@ static REAL_MOMENTS: AtomicUsize = AtomicUsize::new(0);
 type Moments = unsafe extern "C" fn(Device, u64, *mut u32, *mut u32, *mut u8) -> Status;
 type Slot = unsafe extern "C" fn(Device, *mut u32, *mut c_void) -> Status;
 
-/// A process list. Only the first of them, that of compute processes, has entries: the books know nobody in
-/// the others.
+/// A process list. Only the first, that of compute processes, has entries: the books contain no processes for the
+/// others.
 ///
 /// # Safety
 /// The contract of the driver's function in slot `COMPUTE + AT`.
@@ -47,9 +47,9 @@ unsafe extern "C" fn slot<const AT: usize>(
 ) -> Status {
     let address = REAL.get(AT).map_or(0, |real| real.load(Ordering::Acquire));
     let pointer = core::ptr::with_exposed_provenance::<()>(address);
-    // SAFETY: the address stood in this slot of the driver's table, so it has the slot's signature.
+    // SAFETY: the address was in this slot of the driver's table, so it has the slot's signature.
     let real: Slot = unsafe { core::mem::transmute::<*const (), Slot>(pointer) };
-    // SAFETY: without room the driver writes the count alone.
+    // SAFETY: without room the driver writes only the count.
     let probe = |count| unsafe { real(device, count, core::ptr::null_mut()) };
     let layout = (AT == 0).then_some(list::Layout::Named);
     // SAFETY: our caller's arguments.
@@ -67,7 +67,7 @@ unsafe extern "C" fn moments(
 ) -> Status {
     let address = REAL_MOMENTS.load(Ordering::Acquire);
     let pointer = core::ptr::with_exposed_provenance::<()>(address);
-    // SAFETY: the address stood in this slot of the driver's table, so it has the slot's signature.
+    // SAFETY: the address was in this slot of the driver's table, so it has the slot's signature.
     let real: Moments = unsafe { core::mem::transmute::<*const (), Moments>(pointer) };
     // SAFETY: our caller's arguments, unchanged.
     let call = || unsafe { real(device, last, kind, count, list) };
@@ -75,7 +75,7 @@ unsafe extern "C" fn moments(
     unsafe { sample::moments(count, list, call) }
 }
 
-/// Whether the places of the process lists in this driver's table are known.
+/// Whether the positions of the process lists in this driver's table are known.
 fn is_known(size: usize) -> bool {
     if size == SIZE_535 {
         return true;
@@ -103,7 +103,7 @@ fn copy(address: usize) -> Option<usize> {
     unsafe { core::ptr::copy_nonoverlapping(table, copied, size / size_of::<usize>()) };
     let lists: [Slot; LISTS] = [slot::<0>, slot::<1>, slot::<2>];
     for ((at, list), real) in (COMPUTE..).zip(lists).zip(&REAL) {
-        // SAFETY: `is_known` has seen that the table has these slots.
+        // SAFETY: `is_known` has checked that the table has these slots.
         real.store(unsafe { read(table.wrapping_add(at)) }.unwrap_or(0), Ordering::Release);
         // SAFETY: as above, and the copy is ours.
         unsafe { write(copied.wrapping_add(at), (list as *const ()).addr()) };
@@ -114,7 +114,7 @@ fn copy(address: usize) -> Option<usize> {
         // SAFETY: as above, and the copy is ours.
         unsafe { write(copied.wrapping_add(MOMENTS), (moments as Moments as *const ()).addr()) };
     }
-    // Two threads may both make a copy. Either copy serves, and neither is ever unmapped.
+    // Two threads may both make a copy. Either copy works, and neither is ever unmapped.
     COPY.store(ours, Ordering::Release);
     Some(ours)
 }

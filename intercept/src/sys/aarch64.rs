@@ -1,5 +1,5 @@
-//! System calls of arm64 Linux (include/uapi/asm-generic/unistd.h). Structures that are used of them are laid out
-//! as on x86_64 as far as they are used.
+//! System calls of arm64 Linux (include/uapi/asm-generic/unistd.h). The parts of structures that we use have the same
+//! layout as on x86_64.
 
 use core::arch::asm;
 
@@ -19,7 +19,7 @@ pub const MMAP: usize = 222;
 pub const MADVISE: usize = 233;
 
 /// # Safety
-/// `number` and the arguments form a system call that touches no memory but what the caller owns.
+/// `number` and the arguments form a system call that only touches memory that the caller owns.
 pub unsafe fn call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result: isize;
     // SAFETY: the calling convention of the kernel, which keeps all other registers.
@@ -46,12 +46,12 @@ pub fn thread_pointer() -> usize {
 
 pub fn ticks() -> u64 {
     let ticks: u64;
-    // SAFETY: reads a counter, as Linux lets programs do.
+    // SAFETY: reads a counter that Linux lets programs read.
     unsafe { asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nostack, preserves_flags, nomem)) };
     ticks
 }
 
-/// Ten milliseconds of the counter, whose frequency a register tells.
+/// Ten milliseconds of the counter; a register holds its frequency.
 pub fn ten_milliseconds() -> u64 {
     let frequency: u64;
     // SAFETY: reads a register.

@@ -18,7 +18,7 @@ pub const OPENAT: usize = 257;
 pub const READLINKAT: usize = 267;
 
 /// # Safety
-/// `number` and the arguments form a system call that touches no memory but what the caller owns.
+/// `number` and the arguments form a system call that only touches memory that the caller owns.
 pub unsafe fn call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result: isize;
     // SAFETY: the calling convention of the kernel; rcx and r11 are the registers that it overwrites.

@@ -1,4 +1,4 @@
-//! One container's two files, as the host makes them.
+//! One container's two files, as the host creates them.
 
 use std::ffi::{CStr, CString};
 use std::io::Write;

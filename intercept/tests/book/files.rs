@@ -1,10 +1,10 @@
-//! What the two files grant, and what happens when one is missing.
+//! The grants of the two files, and the effect of a missing file.
 
 use gpushare_region::{USAGE_LEN, empty_usage_header};
 
 use crate::container::{Container, UUID, open};
 
-/// G8: a file that is missing, too short or foreign grants nothing and harms nobody.
+/// G8: a file that is missing, too short or foreign grants nothing and harms no process.
 #[test]
 fn files_that_are_missing_short_or_foreign_grant_nothing() {
     type Harm<'a> = (&'a str, Option<Vec<u8>>);
@@ -31,7 +31,7 @@ fn files_that_are_missing_short_or_foreign_grant_nothing() {
     }
 }
 
-/// Case 16: a device is found by its UUID, and one that is not granted has no line.
+/// Case 16: a device is found by its UUID, and a device that is not granted has no line.
 #[test]
 fn case_16_devices_are_matched_by_uuid() {
     let container = Container::new(1 << 30);

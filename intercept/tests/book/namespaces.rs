@@ -1,4 +1,4 @@
-//! Processes of other pid namespaces: their pids name other processes where they are read.
+//! Processes of other pid namespaces: a reader in another namespace would mistake their pids for other processes.
 
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
@@ -37,14 +37,14 @@ fn case_26_a_process_of_another_pid_namespace_is_not_taken_for_dead() {
     until("its memory to come back", || book.reserve(0, 600 * MIB));
 }
 
-/// Mounts the file system `kind`, or changes what is mounted.
+/// Mounts the file system `kind`, or changes an existing mount.
 fn mount(kind: &CStr, target: &CStr, flags: libc::c_ulong) {
-    // SAFETY: all strings end in 0, and no data is handed over.
+    // SAFETY: all strings end in 0, and no data is passed.
     let done = unsafe { libc::mount(kind.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, std::ptr::null()) };
     assert_eq!(done, 0, "{target:?}");
 }
 
-/// The containers of a pod share their books, and each counts its processes from 1.
+/// The containers of a pod share their books, and each numbers its processes from 1.
 #[test]
 #[ignore = "needs root: makes a pid namespace"]
 fn a_process_of_another_pid_namespace_counts_and_is_listed_to_its_own_alone() {
@@ -77,8 +77,7 @@ fn a_process_of_another_pid_namespace_counts_and_is_listed_to_its_own_alone() {
     wait(between);
 }
 
-/// Case 27: the host mistakes a container's process for another one, since it guesses which process is new on
-/// the GPU.
+/// Case 27: the host mistakes a container's process for another one, since it guesses which process is new on the GPU.
 #[test]
 #[ignore = "needs root: makes a pid namespace"]
 fn case_27_the_lock_of_a_slot_names_its_owner_by_the_hosts_pid() {

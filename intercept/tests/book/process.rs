@@ -26,10 +26,9 @@ impl Shared {
     }
 }
 
-/// Runs `child` in a forked process. It may not allocate: other threads of the test may have held the heap's
-/// lock.
+/// Runs `child` in a forked process. It must not allocate: other threads of the test may have held the heap's lock.
 pub fn fork(child: impl FnOnce()) -> libc::pid_t {
-    // SAFETY: the child calls only what needs no lock, and ends by _exit.
+    // SAFETY: the child calls only functions that need no lock, and ends with _exit.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
@@ -43,7 +42,7 @@ pub fn fork(child: impl FnOnce()) -> libc::pid_t {
 }
 
 pub fn kill(pid: libc::pid_t, signal: i32) {
-    // SAFETY: a child of ours that was not waited for.
+    // SAFETY: a child of ours that has not been reaped.
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
 }
 

@@ -1,4 +1,4 @@
-//! Processes that race to the limit, and processes that are killed or stopped while they do.
+//! Processes that race to the limit, and processes that are killed or stopped in the meantime.
 
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
@@ -11,13 +11,12 @@ use gpushare_region::{UsageFile, UsageHeader};
 use crate::container::{Container, Files, MIB, open};
 use crate::process::{Shared, fork, kill, pause, random, until, wait};
 
-/// Words of the driver: peak in MiB, number of grants, then what each process holds.
+/// Words of the driver: peak in MiB, number of grants, then the memory of each process.
 const PEAK: usize = 0;
 const GRANTS: usize = 1;
 const FIRST: usize = 2;
 
-/// What one process holds in MiB, with a version in the upper half. No two states of a cell are the same
-/// word.
+/// The memory of one process in MiB, with a version in the upper half. No two states of a cell are the same word.
 struct Cell<'a>(&'a AtomicU64);
 
 impl Cell<'_> {
@@ -28,7 +27,7 @@ impl Cell<'_> {
     }
 }
 
-/// What all processes hold at one moment, from two equal readings in a row. 0 when no two readings are equal.
+/// The memory of all processes at one moment, from two equal readings in a row. 0 if no two readings are equal.
 fn held(driver: &Shared, processes: usize) -> u64 {
     let read =
         || std::array::from_fn::<u64, 8, _>(|at| if at < processes { driver.get(FIRST + at) } else { 0 });
@@ -43,7 +42,7 @@ fn held(driver: &Shared, processes: usize) -> u64 {
     0
 }
 
-/// Takes and gives back random sizes for `rounds` rounds, or until killed.
+/// Takes and releases random sizes for `rounds` rounds, or until killed.
 fn churn(files: Files, driver: &Shared, at: usize, of: usize, rounds: u64) {
     let book = open(files);
     let (mut own, mut state) = ([0u64; 16], 0x9e37 + at as u64 * 77);
@@ -83,7 +82,7 @@ fn case_8_racing_processes_never_pass_the_limit() {
     assert_eq!(container.usage().devices[0].bytes, 0, "all was given back");
 }
 
-/// Cases 22 to 24: SIGKILL anywhere leaves no deadlock, no lost memory and no byte too many.
+/// Cases 22 to 24: SIGKILL at any point causes no deadlock, no lost memory and no excess byte.
 #[test]
 fn cases_22_23_24_kills_at_random_points_leave_exact_books() {
     const LIMIT: u64 = 1024 * MIB;
@@ -95,8 +94,8 @@ fn cases_22_23_24_kills_at_random_points_leave_exact_books() {
     for round in 0..1000 {
         std::thread::sleep(Duration::from_micros(random(&mut state) % 2000));
         let at = (random(&mut state) % 6) as usize;
-        // While it is stopped, the books still count it. The driver's word can then be cleared before the
-        // kernel ends the process.
+        // While it is stopped, the books still count it. The driver's word can then be cleared before the kernel ends
+        // the process.
         kill(children[at], libc::SIGSTOP);
         // SAFETY: a child of ours.
         unsafe { libc::waitpid(children[at], std::ptr::null_mut(), libc::WUNTRACED) };
@@ -118,7 +117,7 @@ fn cases_22_23_24_kills_at_random_points_leave_exact_books() {
     assert_eq!(container.usage().devices[0].bytes, 0);
 }
 
-/// A stopped process delays the others by about ten milliseconds at most, even if it holds the lock.
+/// A stopped process delays the others by at most about ten milliseconds, even if it holds the lock.
 #[test]
 fn a_stopped_process_blocks_nobody_for_long() {
     let container = Container::new(1024 * MIB);
@@ -142,7 +141,7 @@ fn a_stopped_process_blocks_nobody_for_long() {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}"); // 11 ms on a quiet machine
 }
 
-/// A refusal waits for dying processes and for the lock, together no longer than ten milliseconds.
+/// A refusal waits for dying processes and for the lock, in total no longer than ten milliseconds.
 #[test]
 fn a_refusal_comes_within_ten_milliseconds_whomever_it_waits_for() {
     let container = Container::new(1024 * MIB);
@@ -151,7 +150,7 @@ fn a_refusal_comes_within_ten_milliseconds_whomever_it_waits_for() {
         fork(|| {
             if open(files).reserve(0, 300 * MIB) {
                 if closes {
-                    // SAFETY: the child uses no descriptor any more.
+                    // SAFETY: the child no longer uses any descriptor.
                     unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
                 }
                 held.add(0);
@@ -159,8 +158,7 @@ fn a_refusal_comes_within_ten_milliseconds_whomever_it_waits_for() {
             pause();
         })
     };
-    // The process of slot 0 lives. That of slot 1 runs without its lock, like a process that the kernel is
-    // ending.
+    // The process of slot 0 lives. The process of slot 1 runs without its lock, as if the kernel were ending it.
     let mut children = vec![hold(false)];
     until("the first to hold memory", || held.get(0) == 1);
     children.push(hold(true));

@@ -1,5 +1,4 @@
-//! Who holds a slot, and what becomes of the slots of processes that end, lose their lock or become another
-//! program.
+//! Slot owners, and the slots of processes that end, lose their lock or become another program.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::AsRawFd;
@@ -26,7 +25,7 @@ fn case_9_slots_of_the_dead_are_used_again() {
     }
 }
 
-/// Case 9 as reported: two processes exit, and a third still sees what they held.
+/// Case 9 as reported: two processes exit, and a third still sees their memory.
 #[test]
 fn case_9_a_living_process_sees_the_memory_of_the_dead_come_back() {
     let container = Container::new(1024 * MIB);
@@ -43,7 +42,7 @@ fn case_9_a_living_process_sees_the_memory_of_the_dead_come_back() {
     assert!(book.reserve(0, 1000 * MIB));
 }
 
-/// When every slot is taken, the next process is refused (never unlimited) until one of the others ends.
+/// If every slot is taken, the next process is refused (never unlimited) until another process ends.
 #[test]
 fn the_257th_process_is_refused_and_never_unlimited() {
     let container = Container::new(1 << 40);
@@ -77,7 +76,7 @@ fn a_process_that_closed_all_descriptors_still_counts() {
     let (files, ready) = (container.files(), Shared::new(1));
     let child = fork(|| {
         if open(files).reserve(0, 600 * MIB) {
-            // SAFETY: the child uses no descriptor any more.
+            // SAFETY: the child no longer uses any descriptor.
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
             ready.add(0);
         }
@@ -91,8 +90,8 @@ fn a_process_that_closed_all_descriptors_still_counts() {
     assert!(book.reserve(0, 600 * MIB));
 }
 
-/// A process that was taken for dead moves to a new slot with all that it holds. This can happen to a process
-/// of another pid namespace.
+/// A process that was wrongly considered dead moves to a new slot with all its memory. This can happen to a process of
+/// another pid namespace.
 #[test]
 fn a_process_whose_slot_was_taken_moves_to_another_with_what_it_holds() {
     let container = Container::new(1024 * MIB);
@@ -100,7 +99,7 @@ fn a_process_whose_slot_was_taken_moves_to_another_with_what_it_holds() {
     let child = fork(|| {
         let book = open(files);
         step.0[1].store(1 + u64::from(book.reserve(0, 600 * MIB)), SeqCst);
-        // SAFETY: the child uses no descriptor of its own any more.
+        // SAFETY: the child no longer uses any descriptor of its own.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
         step.add(0);
         while step.get(0) < 2 {
@@ -109,7 +108,7 @@ fn a_process_whose_slot_was_taken_moves_to_another_with_what_it_holds() {
         let refused = !book.reserve(0, 500 * MIB) && book.used(0) == 900 * MIB;
         step.0[2].store(1 + u64::from(refused), SeqCst);
         book.release(0, 600 * MIB);
-        book.release(0, 600 * MIB); // one release too many, which must not cost anybody anything
+        book.release(0, 600 * MIB); // one release too many, which must not affect any process
         step.add(0);
         pause();
     });
@@ -166,17 +165,17 @@ fn a_descriptor_that_the_program_reused_is_not_touched() {
         let book = open(files);
         let first = book.reserve(0, 100 * MIB);
         for fd in (3..64).filter(|fd| *fd != other) {
-            // SAFETY: replaces whatever descriptor stands there.
+            // SAFETY: replaces any descriptor with this number.
             unsafe { libc::dup2(other, fd) };
         }
-        let refused = !book.reserve(0, 1000 * MIB); // sweeps, and so looks at the descriptor
+        let refused = !book.reserve(0, 1000 * MIB); // sweeps, and so checks the descriptor
         let granted = book.reserve(0, 900 * MIB);
         outcome.0[0].store(u64::from(first && refused && granted) + 1, SeqCst);
     }));
     assert_eq!(outcome.get(0), 2);
 }
 
-/// `exec` keeps pid and start time. What the process held before ended with its old image.
+/// `exec` keeps pid and start time. The memory that the process held before ended with its old image.
 #[test]
 fn a_process_that_execs_does_not_pay_for_its_former_life() {
     let container = Container::new(1024 * MIB);
@@ -193,7 +192,7 @@ fn a_process_that_execs_does_not_pay_for_its_former_life() {
             // SAFETY: three lists of C strings, each ended by null.
             unsafe { libc::execve(test.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
         }
-        // SAFETY: reached only when a step above failed.
+        // SAFETY: reached only if a step above failed.
         unsafe { libc::_exit(9) };
     });
     assert_eq!(wait(child), 0, "the second life was refused");
@@ -201,7 +200,7 @@ fn a_process_that_execs_does_not_pay_for_its_former_life() {
     assert!(bystander.reserve(0, 1000 * MIB));
 }
 
-/// A process becomes a program without CUDA, which never looks at the books. Other processes find what it
+/// A process becomes a program without CUDA, which never reads the books. Other processes reclaim the memory that it
 /// held before.
 #[test]
 fn a_process_that_execs_into_another_program_costs_nobody_anything() {

@@ -1,5 +1,5 @@
-//! Programs that confine themselves, change their user, start by the hundred or end in any order. None may be
-//! harmed, and none may get more than its share.
+//! Programs that confine themselves, change their user, start by the hundreds or end in any order. The library must
+//! not harm them or give them more than their share.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::SeqCst;
@@ -10,7 +10,7 @@ use gpushare_intercept::table::{Entry, Kind, Table};
 use crate::container::{Container, Files, MIB, open};
 use crate::process::{Shared, fork, kill, pause, random, until, wait};
 
-/// From here on the kernel answers `number` with `errno`.
+/// From here on the kernel returns `errno` for system call `number`.
 fn forbid(number: libc::c_long, errno: i32) {
     let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let mut filter = [
@@ -20,14 +20,14 @@ fn forbid(number: libc::c_long, errno: i32) {
         statement(0x06, 0, 0, 0x7fff_0000),                                 // SECCOMP_RET_ALLOW
     ];
     let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-    // SAFETY: a flag of the child's.
+    // SAFETY: sets a flag of the child.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
     // SAFETY: a filter of four statements.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) }, 0);
 }
 
-/// Every system call of the library may be forbidden, before or after the books were opened. What cannot be
-/// charged is refused, what was granted stays counted, and the program goes on.
+/// Every system call of the library may be forbidden, before or after the books were opened. A request that cannot be
+/// charged is refused, granted memory stays counted, and the program continues.
 #[test]
 fn a_confined_program_is_refused_at_worst() {
     const CALLS: [libc::c_long; 9] = [
@@ -63,7 +63,7 @@ fn a_confined_program_is_refused_at_worst() {
     }
 }
 
-/// Returns how many MiB it was granted.
+/// Returns the number of MiB granted.
 fn confined(files: Files, outcome: &Shared, number: libc::c_long, errno: i32, moment: u32) {
     let step = |at: u32| {
         if at == moment {
@@ -92,14 +92,13 @@ fn confined(files: Files, outcome: &Shared, number: libc::c_long, errno: i32, mo
     let table = Table::default();
     for key in 0..1000 {
         let entry = Entry { key, size: 1, extra: 0, kind: Kind::Linear, device: 0, context: 0 };
-        let _ = table.put(entry); // fails where mmap is forbidden
+        let _ = table.put(entry); // fails if mmap is forbidden
         table.take(Kind::Linear, key / 2);
     }
     outcome.add(0);
 }
 
-/// A program changes its user, as setuid programs do, and may not be traced. Other processes still notice its
-/// end.
+/// A program changes its user, as setuid programs do, and must not be traceable. Other processes still notice its end.
 #[test]
 fn programs_of_other_users_count_like_all_others() {
     let container = Container::new(1024 * MIB);
@@ -109,9 +108,9 @@ fn programs_of_other_users_count_like_all_others() {
     }
     let (files, ready) = (container.files(), Shared::new(2));
     let become_user = |user: u32| {
-        // SAFETY: the child is one thread that opens nothing but the books.
+        // SAFETY: the child has one thread, which opens nothing but the books.
         assert_eq!(unsafe { libc::setresuid(user, user, user) }, 0);
-        // SAFETY: a flag of the child's.
+        // SAFETY: sets a flag of the child.
         assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }, 0);
     };
     let holder = fork(|| {
@@ -157,7 +156,7 @@ fn books_that_cannot_be_written_grant_nothing() {
     }
     let (files, outcome) = (container.files(), Shared::new(1));
     let child = fork(|| {
-        // SAFETY: the child is one thread that opens nothing but the books.
+        // SAFETY: the child has one thread, which opens nothing but the books.
         assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
         let book = open(files);
         let granted = book.reserve(0, MIB);
@@ -172,7 +171,7 @@ fn books_that_cannot_be_written_grant_nothing() {
 fn case_25_a_process_starts_as_fast_beside_250_others_as_alone() {
     let container = Container::new(1 << 40);
     let (files, counts) = (container.files(), Shared::new(2));
-    // Not the median: the machine runs other tests too.
+    // Not the median: the machine also runs other tests.
     let fast = |rounds: u64| {
         let mut all: Vec<_> = (0..rounds)
             .map(|_| {
@@ -200,7 +199,7 @@ fn case_25_a_process_starts_as_fast_beside_250_others_as_alone() {
     until("250 processes to hold memory", || counts.get(0) == 250);
     let beside = fast(300);
     println!("start: {alone:?} alone, {beside:?} beside 250 others");
-    // A start that asks about each process takes fifteen times as long.
+    // A start that checks every process takes fifteen times as long.
     assert!(beside < alone * 5 + Duration::from_micros(100), "{alone:?} alone, {beside:?} beside 250 others");
     for child in children {
         kill(child, libc::SIGKILL);
@@ -231,7 +230,7 @@ fn three_thousand_short_processes_leave_no_trace() {
     assert_eq!(container.usage().processes, 1);
 }
 
-/// Programs that start other programs by vfork and exec, as compilers and shells do.
+/// Programs that start other programs with vfork and exec, as compilers and shells do.
 #[test]
 fn programs_started_by_vfork_and_exec_take_nothing_from_their_parent() {
     let container = Container::new(1024 * MIB);
@@ -239,8 +238,7 @@ fn programs_started_by_vfork_and_exec_take_nothing_from_their_parent() {
     let book = open(files);
     assert!(book.reserve(0, 600 * MIB));
     for _ in 0..50 {
-        // The standard library uses posix_spawn, and so vfork, where it has nothing to change in the child
-        // first.
+        // The standard library uses posix_spawn, and so vfork, if it has nothing to change in the child first.
         assert!(std::process::Command::new("/bin/true").status().unwrap().success());
         let outcome = Shared::new(1);
         wait(fork(|| outcome.0[0].store(1 + u64::from(open(files).reserve(0, 600 * MIB)), SeqCst)));
@@ -250,7 +248,7 @@ fn programs_started_by_vfork_and_exec_take_nothing_from_their_parent() {
     assert_eq!(book.used_by_living(0), 600 * MIB);
 }
 
-/// In whatever order processes end, the books keep exactly what the others hold.
+/// Regardless of the order in which processes end, the books keep exactly the memory of the others.
 #[test]
 fn processes_that_end_in_any_order_leave_the_others_sums() {
     const COUNT: usize = 20;
@@ -287,7 +285,7 @@ fn processes_that_end_in_any_order_leave_the_others_sums() {
     assert_eq!(container.usage().processes, 1);
 }
 
-/// Case 21: a refusal is an answer, not a reason to end anybody.
+/// Case 21: a refusal is an answer, not a reason to end a process.
 #[test]
 fn case_21_a_refusal_ends_nobody() {
     let container = Container::new(1024 * MIB);
@@ -309,7 +307,7 @@ fn case_21_a_refusal_ends_nobody() {
     assert!(refused.get(0) > 0, "nobody met the limit");
 }
 
-/// Case 10: an allocation and its free cost more, the more allocations are live.
+/// Case 10: an allocation and its free cost more as more allocations are live.
 #[test]
 fn case_10_a_look_up_costs_the_same_whatever_is_live() {
     let entry = |key: u64| Entry { key, size: 1, extra: 0, kind: Kind::Linear, device: 0, context: 0 };
@@ -331,7 +329,7 @@ fn case_10_a_look_up_costs_the_same_whatever_is_live() {
     assert!(probes[1] < 8 * probes[0] + 500, "{probes:?} ns per pair with 100 and 50,000 live");
 }
 
-/// No field that a library reads may end its process, whatever the tenant wrote there.
+/// No value that the tenant writes to a field may end a process whose library reads it.
 #[test]
 fn books_full_of_anything_harm_nobody() {
     let container = Container::new(1024 * MIB);
@@ -340,7 +338,7 @@ fn books_full_of_anything_harm_nobody() {
     let mut state = 5;
     for round in 0..200 {
         let mut bytes = std::fs::read(&path).unwrap();
-        // Header and version stay: a file that is not known grants nothing at all.
+        // Header and version stay: an unknown file grants nothing at all.
         bytes[64..].iter_mut().for_each(|byte| *byte = random(&mut state).to_le_bytes()[0]);
         if round % 3 == 0 {
             bytes[64..].fill(0xff);

@@ -18,7 +18,7 @@ impl Library {
         Self(handle.expose_provenance())
     }
 
-    /// Address of `name`; 0 when there is none.
+    /// Address of `name`; 0 if there is none.
     pub fn symbol(&self, name: &str) -> usize {
         let text = CString::new(name).unwrap();
         // SAFETY: an open handle and a C string.
@@ -33,7 +33,7 @@ impl Library {
     }
 }
 
-/// Calls the function at `address`. It ignores the arguments that it does not take: they are in registers.
+/// Calls the function at `address`. It ignores excess arguments: they are in registers.
 pub fn call(address: usize, arguments: &[usize]) -> i32 {
     type Any = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> i32;
     let mut six = [0; 6];
@@ -42,11 +42,11 @@ pub fn call(address: usize, arguments: &[usize]) -> i32 {
     let pointer = std::ptr::with_exposed_provenance::<()>(address);
     // SAFETY: every function that the tests call takes at most six integers or addresses and returns one.
     let function = unsafe { std::mem::transmute::<*const (), Any>(pointer) };
-    // SAFETY: the tests pass what the function of this name takes.
+    // SAFETY: the tests pass the arguments of the function with this name.
     unsafe { function(a, b, c, d, e, f) }
 }
 
-/// As [`call`], with up to eleven arguments.
+/// Like [`call`], with up to eleven arguments.
 pub fn call_long(address: usize, arguments: &[usize]) -> i32 {
     type Any = unsafe extern "C" fn(
         usize,
@@ -65,9 +65,9 @@ pub fn call_long(address: usize, arguments: &[usize]) -> i32 {
     all[..arguments.len()].copy_from_slice(arguments);
     let [a, b, c, d, e, f, g, h, i, j, k] = all;
     let pointer = std::ptr::with_exposed_provenance::<()>(address);
-    // SAFETY: as in `call`; what is beyond a function's parameters lies on the stack unread.
+    // SAFETY: as in `call`; excess arguments are on the stack and are not read.
     let function = unsafe { std::mem::transmute::<*const (), Any>(pointer) };
-    // SAFETY: the tests pass what the function of this name takes.
+    // SAFETY: the tests pass the arguments of the function with this name.
     unsafe { function(a, b, c, d, e, f, g, h, i, j, k) }
 }
 
@@ -83,7 +83,7 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// `cuInit`, then the primary context of device 0 is made current.
+    /// Calls `cuInit`, then makes the primary context of device 0 current.
     pub fn start() -> Self {
         Self::start_on(0)
     }

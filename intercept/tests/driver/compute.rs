@@ -1,5 +1,5 @@
-//! The compute share in real time. The bounds are wide: the benchmark gives exact figures, in virtual time
-//! and on quiet machines.
+//! The compute share in real time. The bounds are wide: the benchmark gives exact figures, in virtual time and on
+//! quiet machines.
 
 mod survivors;
 
@@ -20,7 +20,7 @@ const PTX: &std::ffi::CStr =
     c".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry busy_1ms() { ret; }\n\
     .visible .entry busy_100us() { ret; }\n.visible .entry busy_100ms() { ret; }";
 
-/// A program with kernels. Their names say how long they take.
+/// A program with kernels. Their names state how long they take.
 pub struct Program {
     pub cuda: Cuda,
     module: usize,
@@ -73,13 +73,13 @@ impl Program {
         100.0 * (length * launches).as_secs_f64() / start.elapsed().as_secs_f64()
     }
 
-    /// As [`Program::share_once`], for one that uses the GPU alone.
+    /// Like [`Program::share_once`], for a program that uses the GPU alone.
     pub fn share_of(&self, time: Duration, length: Duration, mut launch: impl FnMut()) -> f64 {
         undisturbed(|| self.share_once(time, length, &mut launch))
     }
 }
 
-/// A measurement in which this thread waited for a processor says nothing of the share, and is made again.
+/// Repeats a measurement in which this thread waited for a processor, since it says nothing about the share.
 fn undisturbed(mut measure: impl FnMut() -> f64) -> f64 {
     for _ in 1..ATTEMPTS {
         let (start, before) = (Instant::now(), waited());
@@ -91,7 +91,7 @@ fn undisturbed(mut measure: impl FnMut() -> f64) -> f64 {
     measure()
 }
 
-/// Measurements on a machine that never has a processor free; the last one counts.
+/// The number of measurements on a machine that never has a processor free; the last one counts.
 const ATTEMPTS: usize = 5;
 
 /// How long this thread has waited on a run queue (Linux, sched-stats.rst).
@@ -237,7 +237,7 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
     std::thread::sleep(SECOND / 2);
     let share = program.share_of(SECOND, MILLISECOND, || program.launch(kernel));
     assert_near(share, 25.0, 5.0, "after the capture");
-    // A recorded launch is not paid from the credit that a real launch has left.
+    // A recorded launch is not paid from the credit that an earlier real launch left over.
     let short = program.kernel(c"busy_100us");
     let share = program.share_of(SECOND, MILLISECOND / 10, || {
         program.launch(short);
@@ -249,12 +249,12 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
         assert_eq!(program.cuda.call("cuGraphDestroy", &[graph]), 0);
     });
     assert_near(share, 25.0, 6.0, "between captures");
-    // It is not paid from the credit that a launch in another stream leaves meanwhile either.
+    // It is also not paid from the credit that a launch in another stream leaves over in the meantime.
     let mut other = 0usize;
     assert_eq!(program.cuda.call("cuStreamCreate", &[out(&mut other), 1]), 0);
     assert_eq!(program.cuda.call("cuStreamBeginCapture_v2", &[stream, 2]), 0); // relaxed
-    // Each launch asks now, and sleeps while it may not go: how many go in a second is the machine's doing.
-    // The time paid for them is not.
+    // Each launch asks now, and sleeps while it may not go: the number of launches in a second depends on the machine.
+    // The time paid for them does not.
     let before = books().devices[0].gpu_nanoseconds;
     let mut worked = Duration::ZERO;
     let start = Instant::now();
@@ -309,7 +309,7 @@ fn case_45_a_thread_that_uses_two_devices_spends_nothing_of_one_on_the_other() {
     }
     let shares = fork_all(1, |_| {
         let programs = [Program::start_on(0), Program::start_on(1)];
-        // A kernel of a library is one handle on all devices, so its launches are of one kind.
+        // A kernel of a library has one handle on all devices, so its launches are of one kind.
         let (cuda, mut library, mut kernel) = (&programs[0].cuda, 0usize, 0usize);
         let (image, name) = (PTX.as_ptr().expose_provenance(), c"busy_100us".as_ptr().expose_provenance());
         assert_eq!(cuda.call("cuLibraryLoadData", &[out(&mut library), image, 0, 0, 0, 0]), 0);
@@ -386,7 +386,7 @@ fn case_20_new_limits_are_obeyed_at_once_in_a_running_program() {
         let share = program.share_of(SECOND, MILLISECOND, || program.launch(kernel));
         assert_near(share, want, 6.0, what);
     }
-    // A launch that already waits also sees the change: it has ten seconds of debt at one percent.
+    // A waiting launch also sees the change: it has ten seconds of debt at one percent.
     set_limit(CORES, 1);
     program.launch(program.kernel(c"busy_100ms"));
     let start = Instant::now();
@@ -423,8 +423,7 @@ fn a_context_that_ends_takes_its_events_and_not_the_share() {
     assert!((30.0..56.0).contains(&most), "{most:.1} % launched");
 }
 
-/// This includes work that runs when its context ends. Libraries often make a release that only lowers a
-/// count.
+/// This includes work that runs when its context ends. Libraries often make a release that only lowers a count.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn work_whose_context_is_let_go_of_is_paid() {
@@ -472,7 +471,7 @@ fn kernel_of_no_context(cuda: &Cuda) -> usize {
     kernel
 }
 
-/// The GPU of the current context does not pay for it.
+/// The GPU of the current context is not charged for the launch.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn the_gpu_of_the_stream_pays_for_a_launch() {
@@ -515,7 +514,7 @@ fn the_gpu_of_the_stream_pays_for_a_launch() {
     }
 }
 
-/// A green context with all processors of GPU 0, and a stream of it.
+/// A green context with all processors of GPU 0, and one of its streams.
 pub fn green_stream(cuda: &Cuda) -> (usize, usize) {
     let (mut resource, mut description, mut green, mut stream) = ([0u32; 36], 0usize, 0usize, 0usize);
     assert_eq!(cuda.call("cuDeviceGetDevResource", &[0, out(&mut resource), 1]), 0);

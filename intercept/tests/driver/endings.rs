@@ -1,5 +1,4 @@
-//! When memory is given back: not before the driver has really freed it, and no later than anybody can know
-//! that it has.
+//! When memory is released: not before the driver has really freed it, and as soon as it can be known that it has.
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, bytes, out, really_held};
@@ -188,7 +187,7 @@ fn memory_freed_in_a_stream_is_paid_until_that_stream_has_run() {
     assert_eq!(charged(), CONTEXT + 600);
     assert_eq!(cuda.call("cuCtxSynchronize_v2", &[0]), 0);
     assert_eq!(charged(), CONTEXT);
-    // Before a refusal, the driver is asked what has run.
+    // Before a refusal, the library asks the driver which work has run.
     for stream in [first, 0] {
         free_in(stream);
         let other = cuda.allocate(1024).unwrap();
@@ -274,7 +273,7 @@ fn memory_that_left_the_process_and_came_back_is_paid_until_the_last_way_to_it_i
         assert_eq!(cuda.call("cuMemExportToShareableHandle", &arguments), 0);
         usize::try_from(descriptor).unwrap()
     };
-    // SAFETY: a descriptor that the test was given and uses no more.
+    // SAFETY: a descriptor that the test received and no longer uses.
     let close = |descriptor: usize| unsafe { libc::close(i32::try_from(descriptor).unwrap()) };
     let import = |descriptor: usize| {
         let mut handle = 0usize;
@@ -290,8 +289,8 @@ fn memory_that_left_the_process_and_came_back_is_paid_until_the_last_way_to_it_i
     assert_eq!(charged(), CONTEXT + 512, "the import holds it");
     release(second);
     assert_eq!(charged(), CONTEXT);
-    // The descriptor alone keeps the memory alive. If it were not charged, programs could hold memory free of
-    // charge by descriptors.
+    // The descriptor alone keeps the memory alive. If it were not charged, programs could use descriptors to hold
+    // memory for free.
     let (_, third) = create(&cuda, 512);
     let descriptor = export(third);
     release(third);

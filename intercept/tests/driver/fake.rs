@@ -1,5 +1,5 @@
-//! What the simulated driver does not do by itself. Functions of a fake driver, which exists only here, stand
-//! behind the hooks, and the tests call the hooks in their own process.
+//! Behaviour that the simulated driver does not show by itself. The hooks call functions of a fake driver, which
+//! exists only here, and the tests call the hooks in their own process.
 
 use core::ffi::c_void;
 use std::sync::atomic::Ordering::SeqCst;
@@ -23,16 +23,16 @@ pub static CHOSEN: AtomicUsize = AtomicUsize::new(1);
 static CURRENT: AtomicUsize = AtomicUsize::new(0x1000);
 static FREED_ON: AtomicUsize = AtomicUsize::new(0);
 static SYNCHRONISED: AtomicI32 = AtomicI32::new(0);
-/// How often the driver was asked whether a stream is captured: once per launch that credit did not pay.
+/// How often the driver was asked whether a stream is captured: once per launch that credit did not pay for.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
 pub fn reserved(pool: usize) -> &'static AtomicU64 {
     &RESERVED[pool - 1]
 }
 
-/// Writes `value` to the place that the caller of a driver function gave.
+/// Writes `value` to the place that the caller of a driver function passed.
 pub unsafe fn give<T>(to: *mut T, value: T) -> i32 {
-    // SAFETY: the hooks and these tests pass places.
+    // SAFETY: the hooks and these tests pass valid places.
     unsafe { to.write(value) };
     0
 }
@@ -102,7 +102,7 @@ unsafe extern "C" fn allocate(pointer: *mut u64, _: usize) -> i32 {
     unsafe { give(pointer, 0x70_0000) }
 }
 
-/// Allocates as if another thread had chosen pool 2 before the driver looked.
+/// Allocates as if another thread had chosen pool 2 before the driver looked it up.
 pub unsafe extern "C" fn allocate_from_another(pointer: *mut u64, _: usize, _: usize) -> i32 {
     // SAFETY: plain numbers.
     unsafe { hooks::cuDeviceSetMemPool(0, 2) };
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn allocate_from_another(pointer: *mut u64, _: usize, _: u
     unsafe { give(pointer, 0x80_0000) }
 }
 
-/// Allocates from a pool whose free room is in pieces, so that the pool grows.
+/// Allocates from a pool whose free room is fragmented, so that the pool grows.
 unsafe extern "C" fn allocate_in_pieces(pointer: *mut u64, _: usize, pool: usize, _: usize) -> i32 {
     reserved(pool).fetch_add(64 * MIB, SeqCst);
     // SAFETY: a place of the caller's.
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn end(_: usize) -> i32 {
     0
 }
 
-/// Puts these functions behind the hooks, and no others.
+/// Installs these functions behind the hooks, and no others.
 pub fn install() {
     for (name, address) in [
         ("cuCtxGetCurrent", current as *const () as usize),
@@ -176,7 +176,7 @@ pub fn install() {
     }
 }
 
-/// Puts one function behind the hook of this name.
+/// Installs one function behind the hook with this name.
 pub fn install_as(name: &str, address: usize) {
     DRIVER.set(NAMES.iter().position(|known| *known == name).unwrap(), address);
 }
@@ -273,9 +273,9 @@ fn a_forked_child_whose_driver_serves_it_has_a_slot_of_its_own() {
     assert_eq!(books().processes, 1);
 }
 
-/// How many launches are in the driver now.
+/// The number of launches that are in the driver now.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
-/// How many launches the driver has had.
+/// The number of launches that the driver has had.
 static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
 
 fn launch(function: usize) -> i32 {
@@ -284,7 +284,7 @@ fn launch(function: usize) -> i32 {
     unsafe { hooks::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, null, null) }
 }
 
-/// Launches as if the driver called a profiler back, which launches a kernel of its own and destroys a graph.
+/// Launches as if the driver called back into a profiler, which launches its own kernel and destroys a graph.
 unsafe extern "C" fn launch_and_call_back(_: usize, _: u32, _: u32, _: u32) -> i32 {
     LAUNCHES.fetch_add(1, SeqCst);
     if INSIDE.fetch_add(1, SeqCst) == 0 {
@@ -332,7 +332,7 @@ unsafe extern "C" fn retain(context: *mut usize, _: i32) -> i32 {
     unsafe { give(context, 0x1000) }
 }
 
-/// How many of a hundred launches credit did not pay.
+/// The number of launches, of a hundred, that credit did not pay for.
 fn unpaid() -> usize {
     (0..20).for_each(|_| assert_eq!(launch(0x1111), 0)); // its kind becomes known
     let before = ASKED.load(SeqCst);

@@ -1,4 +1,4 @@
-//! What another thread does while a call runs: the fake driver lets it be just there.
+//! Actions of another thread during a call: the fake driver makes them happen at exactly that moment.
 
 use core::ffi::c_void;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,7 +13,7 @@ use crate::place::{CONTEXT, Share, charged, inside};
 
 const POINTER: u64 = 0xa0_0000;
 
-/// The other thread's driver has chosen pool 2 by now, but its call has not returned.
+/// The other thread's driver has already chosen pool 2, but its call has not returned.
 unsafe extern "C" fn allocate_from_pool_2(pointer: *mut u64, _: usize, _: usize) -> i32 {
     CHOSEN.store(2, SeqCst);
     reserved(2).fetch_add(32 * MIB, SeqCst);
@@ -45,7 +45,7 @@ fn an_allocation_within_a_choice_of_another_thread_is_paid() {
     assert_eq!(charged(), 32);
 }
 
-/// Pool 1 has its room between allocations, pool 2 has no other.
+/// Pool 1 has its free room between allocations, pool 2 has none elsewhere.
 unsafe extern "C" fn trim_pool_2(pool: usize, _: usize) -> i32 {
     if pool == 2 {
         reserved(pool).store(0, SeqCst);
@@ -76,7 +76,7 @@ fn room_of_one_pool_lets_no_other_pool_grow_past_the_limit() {
     assert_eq!((reserved(2).load(SeqCst), charged() <= CONTEXT + 64 + 10), (0, true), "{} MiB", charged());
 }
 
-/// Without its own choice a device goes back to its default pool, number 2 here.
+/// Without its own choice a device returns to its default pool, number 2 here.
 unsafe extern "C" fn destroy_pool(_: usize) -> i32 {
     CHOSEN.store(2, SeqCst);
     0
@@ -89,7 +89,7 @@ unsafe extern "C" fn allocate_after_the_chosen_pool_ended(
 ) -> i32 {
     // SAFETY: a plain number.
     assert_eq!(unsafe { hooks::cuMemPoolDestroy(1) }, 0);
-    // SAFETY: as our caller's.
+    // SAFETY: our caller's arguments, unchanged.
     unsafe { allocate_from_pool_2(pointer, size, stream) }
 }
 
@@ -116,7 +116,7 @@ fn the_default_pool_pays_when_the_chosen_one_is_destroyed_meanwhile() {
 unsafe extern "C" fn allocate_and_destroy(pointer: *mut u64, _: usize, pool: usize, _: usize) -> i32 {
     // SAFETY: a plain number.
     assert_eq!(unsafe { hooks::cuMemPoolDestroy(pool) }, 0);
-    // The pool grows now, and nobody can ask how much.
+    // The pool grows now, and the growth can no longer be found out.
     // SAFETY: a place of the caller's.
     unsafe { give(pointer, POINTER) }
 }
@@ -167,7 +167,7 @@ fn a_wait_says_nothing_about_what_came_into_the_stream_meanwhile() {
     install_as("cuMemFreeAsync", free_on_thread as *const () as usize);
     install_as("cuStreamSynchronize", wait_while_another_thread_frees as *const () as usize);
     let mut pointer = 0u64;
-    // A free that waits already, so that a wait is looked at.
+    // A free that is already waiting, so that the library checks the wait.
     for _ in 0..2 {
         // SAFETY: a place for the pointer.
         assert_eq!(unsafe { hooks::cuMemAlloc_v2(&mut pointer, bytes(10)) }, 0);
@@ -271,7 +271,7 @@ fn an_allocation_is_paid_while_another_thread_destroys_its_pool() {
     DESTROYING[1].store(true, SeqCst);
 }
 
-/// What the driver has reserved for graphs.
+/// The driver's reserve for graphs.
 static GRAPHS: AtomicU64 = AtomicU64::new(0);
 static UPLOADS: AtomicU64 = AtomicU64::new(0);
 

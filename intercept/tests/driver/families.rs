@@ -1,4 +1,4 @@
-//! Every family of allocations obeys the limit, and gives back what it took.
+//! Every family of allocations obeys the limit, and returns the memory that it took.
 
 use gpushare_region::path;
 
@@ -48,7 +48,7 @@ fn case_11_pitched_managed_and_virtual_memory_is_charged_before_the_driver() {
     assert_eq!(charged(), CONTEXT + 1024);
     assert_eq!(cuda.free(pointer), 0);
     assert_eq!(charged(), CONTEXT);
-    // The driver refuses an allocation that fits the limit: the charge is given back.
+    // The driver refuses an allocation that fits the limit: the charge is released.
     assert_eq!(cuda.call("cuMemAllocManaged", &[out(&mut pointer), bytes(8), 77]), INVALID_VALUE);
     assert_eq!(cuda.allocate(0), Err(INVALID_VALUE));
     assert_eq!(charged(), CONTEXT);
@@ -100,8 +100,8 @@ fn case_14_pointers_are_what_the_driver_says_they_are() {
     }
 }
 
-/// Case 50: out of memory after a resize under managed memory, because the new size was charged before the
-/// old was freed.
+/// Case 50: out of memory after a resize under managed memory, because the new size was charged before the old one was
+/// freed.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_50_memory_that_was_freed_makes_room_for_a_larger_piece() {
@@ -153,7 +153,7 @@ fn case_48_calls_between_gpus_reach_the_driver() {
     );
 }
 
-/// Functions that programs for several GPUs call. Each must be the driver's own.
+/// Functions that multi-GPU programs call. Each must be the driver's own.
 const BETWEEN_GPUS: [&str; 11] = [
     "cuDeviceCanAccessPeer",
     "cuDeviceGetP2PAttribute",
@@ -207,7 +207,7 @@ fn cases_5_6_7_arrays_and_mipmaps_meet_the_limit() {
     assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
 }
 
-/// Makes physical memory of `mib` on the GPU. Returns the status and the handle.
+/// Creates physical memory of `mib` on the GPU. Returns the status and the handle.
 pub fn create(cuda: &Cuda, mib: u64) -> (i32, usize) {
     let (mut handle, mut properties) = (0usize, [1u32, 0, 1, 0, 0, 0, 0, 0]);
     (cuda.call("cuMemCreate", &[out(&mut handle), bytes(mib), out(&mut properties), 0]), handle)

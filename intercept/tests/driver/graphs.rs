@@ -4,7 +4,7 @@ use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, out, really_held};
 use crate::place::{CONTEXT, Share, charged, inside};
 
-/// A graph that allocates `mib` and frees them again.
+/// A graph that allocates `mib` and frees it again.
 pub fn graph_of(cuda: &Cuda, mib: u64) -> usize {
     let (mut graph, mut node, mut parameters) = (0usize, 0usize, [0u64; 16]);
     assert_eq!(cuda.call("cuGraphCreate", &[out(&mut graph), 0]), 0);
@@ -67,7 +67,7 @@ fn memory_nodes_in_child_graphs_meet_the_limit() {
             *graph = parent;
         }
         assert_eq!(instantiate(large), OUT_OF_MEMORY, "depth {depth}");
-        // Graphs that are nested deeper than is searched are refused: their nodes would not be charged.
+        // Graphs that are nested more deeply than the search goes are refused: their nodes would not be charged.
         assert_eq!(instantiate(small), if depth <= 8 { 0 } else { OUT_OF_MEMORY }, "depth {depth}");
     }
     let mut copy = 0usize;

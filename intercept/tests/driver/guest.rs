@@ -1,4 +1,4 @@
-//! The library is a guest in somebody else's program: it leaves the program's settings as they are.
+//! The library is a guest in another program's process: it leaves the program's settings alone.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::AsRawFd;
@@ -9,8 +9,7 @@ use crate::client::{Library, bytes, memory_info, out};
 use crate::compute::Program;
 use crate::place::{Share, inside};
 
-/// The settings of a program: handlers of all signals and which of them it blocks, umask, locale,
-/// environment.
+/// The settings of a program: handlers of all signals and which of them it blocks, umask, locale, environment.
 #[derive(Debug, PartialEq, Eq)]
 struct Settings {
     handlers: Vec<(usize, i32)>,
@@ -30,17 +29,17 @@ impl Settings {
         let mask = unsafe { mask.assume_init() };
         // SAFETY: a set as the kernel wrote it.
         let is_blocked = |signal: &i32| unsafe { libc::sigismember(&raw const mask, *signal) == 1 };
-        // SAFETY: sets the mask for a moment in which no other thread makes a file.
+        // SAFETY: sets the mask for a moment in which no other thread creates a file.
         let umask = unsafe { libc::umask(0o77) };
         // SAFETY: as above.
         unsafe { libc::umask(umask) };
-        // SAFETY: asks only.
+        // SAFETY: only queries the locale.
         let locale = unsafe { libc::setlocale(libc::LC_ALL, std::ptr::null()) };
         Self {
             handlers: (1..64).map(handler).collect(),
             blocked: (1..64).filter(is_blocked).collect(),
             umask,
-            // SAFETY: a C string of the C library's.
+            // SAFETY: a C string owned by the C library.
             locale: unsafe { CStr::from_ptr(locale) }.to_owned(),
             environment: std::env::vars().collect(),
             threads: std::fs::read_dir("/proc/self/task").unwrap().count(),
@@ -51,14 +50,14 @@ impl Settings {
 /// Handler and flags of `signal`.
 fn handler(signal: i32) -> (usize, i32) {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: nothing is set; the kernel's answer is written. Signals that the C library keeps are refused.
+    // SAFETY: nothing is set; the kernel's answer is written. Signals that the C library reserves are refused.
     unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
     // SAFETY: all zero bytes are valid.
     let action = unsafe { action.assume_init() };
     (action.sa_sigaction, action.sa_flags)
 }
 
-/// What `act` writes to standard output and standard error.
+/// The output of `act` on standard output and standard error.
 fn written(act: impl FnOnce()) -> String {
     let file = tempfile::tempfile().unwrap();
     let to = |from: i32, to: i32| {
@@ -77,7 +76,7 @@ fn written(act: impl FnOnce()) -> String {
     text
 }
 
-/// Case 36, and the output of case 47: only the program is told about refusals and waits.
+/// Case 36, and the output of case 47: only the program learns about refusals and waits.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn cases_36_47_signals_umask_environment_and_output_stay_the_programs_own() {
@@ -97,7 +96,7 @@ fn cases_36_47_signals_umask_environment_and_output_stay_the_programs_own() {
     assert_eq!((Settings::now(), text.as_str()), (before, ""));
 }
 
-/// Case 19: sizes that change during a capture mislead programs that measure what a graph takes.
+/// Case 19: sizes that change during a capture mislead programs that measure the memory of a graph.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_19_the_size_of_free_memory_stays_the_same_while_a_graph_is_captured() {
@@ -109,7 +108,7 @@ fn case_19_the_size_of_free_memory_stays_the_same_while_a_graph_is_captured() {
     let (kernel, cuda) = (program.kernel(c"busy_100us"), &program.cuda);
     let (mut stream, mut graph, mut executable, mut pointer) = (0usize, 0usize, 0usize, 0usize);
     assert_eq!(cuda.call("cuStreamCreate", &[out(&mut stream), 1]), 0);
-    // Memory in a pool that could be given back, and a free that has not run.
+    // Memory in a pool that could be released, and a free that has not run.
     assert_eq!(cuda.call("cuMemAllocAsync", &[out(&mut pointer), bytes(64), stream]), 0);
     assert_eq!(cuda.call("cuMemFreeAsync", &[pointer, stream]), 0);
     let before = cuda.memory();

@@ -1,8 +1,8 @@
-//! SIGKILL at random moments among processes that launch, and that allocate in every way. KILLS says how many
+//! SIGKILL at random moments among processes that launch, and that allocate in every way. KILLS sets the number of
 //! kills (default 300; 10,000 take some minutes).
 //!
-//! The simulated GPU has exactly as much memory as the limit grants, and counts under a lock of its own. It
-//! therefore refuses whatever the books grant beyond the limit, and no sum has to be read while it changes.
+//! The simulated GPU has exactly as much memory as the limit grants, and counts it under its own lock. It therefore
+//! refuses anything that the books grant beyond the limit, and no sum has to be read while it changes.
 
 mod client;
 mod ways;
@@ -30,7 +30,7 @@ fn kills() -> u64 {
     std::env::var("KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
 }
 
-/// What all processes of the test share.
+/// The state that all processes of the test share.
 struct Shared {
     own: [Own; PROCESSES],
     /// Allocations that the books granted and the driver refused.
@@ -39,14 +39,14 @@ struct Shared {
     kills: AtomicU64,
 }
 
-/// What one process reports.
+/// The report of one process.
 struct Own {
     /// 1 once the driver has accepted the process.
     joined: AtomicU64,
-    /// How many rounds it has done since it started.
+    /// The number of rounds since it started.
     done: AtomicU64,
-    /// The longest calls since the last kill, by kind: nanoseconds in all, and nanoseconds without the time
-    /// in which a runnable thread had no processor. Only the second can be caused by a kill.
+    /// The longest calls since the last kill, by kind: total nanoseconds, and nanoseconds without the time in which a
+    /// runnable thread had no processor. Only the second can be caused by a kill.
     longest: [[AtomicU64; 2]; KINDS.len()],
 }
 
@@ -57,11 +57,11 @@ enum Blocked {
     Memory,
     /// Refusals, which first wait for the memory of dying processes, ten milliseconds at most.
     Refusal,
-    /// Launches, which also wait when the share is used up.
+    /// Launches, which also wait if the share is used up.
     Launch,
 }
 const KINDS: [&str; 3] = ["memory calls", "refusals", "launches"];
-/// What [`Own::longest`] holds.
+/// The contents of [`Own::longest`].
 type Longest = [[Duration; 2]; KINDS.len()];
 
 fn shared() -> &'static Shared {
@@ -87,7 +87,7 @@ impl Shared {
         }
     }
 
-    /// The longest calls of any process but `victim` since this was asked last.
+    /// The longest calls of any process except `victim` since the last call.
     fn take_longest(&self, victim: usize) -> Longest {
         let mut longest = Longest::default();
         for (at, own) in self.own.iter().enumerate() {
@@ -136,7 +136,7 @@ fn churn(shared: &'static Shared, at: usize, seed: u64) {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn processes_killed_at_random_moments_cost_the_others_nothing() {
-    // The driver's contexts cost as much as the books charge for them, so that the two sums can be compared.
+    // The driver's contexts cost as much as the books charge for them, so that the two sums are comparable.
     let share = Share {
         limits: &[LIMIT],
         memory: LIMIT,
@@ -160,8 +160,8 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     assert_eq!(shared.granted_too_much.load(SeqCst), 0, "beyond the limit, and nobody was killed yet");
     assert!(books().devices[0].launches > 100, "no launch was paid: {:?}", books());
     shared.take_longest(PROCESSES);
-    // The same measurement without kills, in windows of similar length. It shows the effect of a busy machine
-    // and of the share.
+    // The same measurement without kills, in windows of similar length. It shows the effect of a busy machine and of
+    // the share.
     let quiet: Vec<_> = (0..kills().clamp(100, 1000))
         .map(|_| {
             std::thread::sleep(Duration::from_millis(3));
@@ -172,25 +172,25 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     for kill in 0..kills() {
         std::thread::sleep(Duration::from_micros(random(&mut state) % 3000));
         let victim = usize::try_from(random(&mut state)).unwrap() % PROCESSES;
-        // A process that joins takes over the simulated driver's entry of a dead one, whose memory is held
-        // until that entry is cleared. So no process may join while another is dead.
+        // A process that joins takes over the simulated driver's entry of a dead process, whose memory is held until
+        // that entry is cleared. So no process may join while another is dead.
         shared.wait_until("all have joined", |at| at == victim || shared.own[at].joined.load(SeqCst) == 1);
         longest.push(shared.take_longest(victim));
         let before = shared.done();
         shared.kills.fetch_add(1, SeqCst);
-        // SAFETY: a child of ours that was not waited for.
+        // SAFETY: a child of ours that has not been reaped.
         assert_eq!(unsafe { libc::kill(children[victim], libc::SIGKILL) }, 0);
-        // A process that was only just started may be slow for other reasons.
+        // A process that has only just started may be slow for other reasons.
         shared.wait_until("the others go on", |at| {
             at == victim || before[at] == 0 || shared.done()[at] > before[at]
         });
         assert_eq!(libc::WTERMSIG(wait(children[victim])), libc::SIGKILL, "kill {kill}: it ended by itself");
         assert_eq!(shared.granted_too_much.load(SeqCst), 0, "kill {kill}: beyond the limit");
-        really_held(0); // clears away what the dead one held
+        really_held(0); // clears the memory of the dead process
         children[victim] = spawn(victim);
     }
     for child in children {
-        // SAFETY: a child of ours that was not waited for.
+        // SAFETY: a child of ours that has not been reaped.
         assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
         assert_eq!(libc::WTERMSIG(wait(child)), libc::SIGKILL);
     }
@@ -199,8 +199,8 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     for (kind, what) in KINDS.iter().enumerate() {
         print(&format!("{what} without kills"), &quiet, kind);
         let [most_kills, any_kill] = print(&format!("{what} beside kills"), &longest, kind);
-        // A virtual machine stands still now and then, and no count of the kernel says so: one kill in a hundred
-        // may meet such a moment.
+        // A virtual machine stands still now and then, and no kernel counter shows it: one kill in a hundred may
+        // coincide with such a moment.
         assert!(most_kills < Duration::from_millis(10), "kills hold {what} up for {most_kills:?}");
         assert!(any_kill < Duration::from_secs(1), "a kill held {what} up for {any_kill:?}");
     }
@@ -208,7 +208,7 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     println!("{} refused, {} slots reclaimed, {} locks stolen", books.refused, books.reclaimed, books.stolen);
 }
 
-/// Checks that all that dead processes held is available again, memory and time.
+/// Checks that everything that dead processes held is available again, memory and time.
 fn afterwards() {
     let program = Program::start();
     program.cuda.allocate(LIMIT - CONTEXT).unwrap();
@@ -219,7 +219,7 @@ fn afterwards() {
     assert!((share - f64::from(CORES)).abs() < 6.0, "{share:.1} % of {CORES} %");
 }
 
-/// Prints the distribution of one kind of call. Returns the longest time for which one was blocked: among
+/// Prints the distribution of one kind of call. Returns the longest time for which a call was blocked: among
 /// ninety-nine windows of a hundred, and of all.
 fn print(what: &str, longest: &[Longest], kind: usize) -> [Duration; 2] {
     let [took, blocked] = [0, 1].map(|which| {

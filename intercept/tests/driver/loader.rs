@@ -1,5 +1,5 @@
-//! Every way in which programs get the driver's functions: linked, opened, or asked for by name. The drivers
-//! are old and new simulated ones, and NVIDIA's own libraries.
+//! Every way in which programs get the driver's functions: linked, opened, or looked up by name. The drivers are old
+//! and new simulated ones, and NVIDIA's own libraries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
@@ -27,7 +27,7 @@ fn exports(driver: &str) -> BTreeMap<String, bool> {
     names.collect()
 }
 
-/// Every name leads to our hook or to the driver itself. No name exists that the driver lacks.
+/// Every name leads to our hook or to the driver itself. There is no name that the driver lacks.
 fn every_name_leads_to_its_hook_or_to_the_driver() {
     for (soname, path, hooked) in LIBRARIES {
         let (ours, driver) = (Library::open(soname), Library::open(path));
@@ -56,7 +56,7 @@ fn over_nvidias_own_libraries_every_name_leads_to_its_hook_or_to_the_driver() {
     }
 }
 
-/// Cases 33 and 34: a name that is absent does not make others absent.
+/// Cases 33 and 34: an absent name does not make others absent.
 macro_rules! over_driver {
     ($($test:ident: $driver:literal lacks $($absent:literal)*;)*) => {$(
         #[test]
@@ -148,7 +148,7 @@ fn nvidias_own_entry_points_answer_as_without_us_but_for_the_hooks() {
     }
 }
 
-/// Compiles a C program of `intercept/tests/programs`, or one made of text, into a folder of its own.
+/// Compiles a C program of `intercept/tests/programs`, or one generated as text, into its own folder.
 struct Program {
     folder: tempfile::TempDir,
     source: PathBuf,
@@ -216,13 +216,13 @@ fn however_the_library_is_opened_hooks_are_ours_and_all_else_is_the_drivers() {
         let want = if way == "development" { development } else { want };
         assert_eq!(program.run(&arguments), want, "{way}");
     }
-    // No driver has symbol versions. What the loader gives for a version is up to the driver, but it is never
-    // the driver's allocation.
+    // No driver has symbol versions. The driver decides the result of a versioned look-up, but it is never the
+    // driver's allocation.
     let asked = program.run(&["version", "cuMemAlloc_v2"]);
     assert!(asked.starts_with(&format!("cuMemAlloc_v2 {SHIM}/libcuda.so.1\n")), "{asked}");
 }
 
-/// Compiler options that choose each linker of this machine: the compiler's two, and the toolchain's lld.
+/// Compiler options that select each linker of this machine: the compiler's two, and the toolchain's lld.
 fn linkers() -> Vec<Vec<String>> {
     let sysroot = Command::new("rustc").args(["--print", "sysroot"]).output().map(|output| output.stdout);
     let sysroot = String::from_utf8(sysroot.unwrap_or_default()).unwrap_or_default();
@@ -336,8 +336,8 @@ fn a_function_that_allocates_and_is_on_no_list_is_counted() {
     assert_eq!((pointer, books().unhooked), (1, 1));
 }
 
-/// A copy of the library in another linker namespace has a slot of its own. The first copy's byte lock cannot
-/// be tested from within its own process. This must not look like a dying process, for which a refusal waits.
+/// A copy of the library in another linker namespace has its own slot. The first copy's byte lock cannot be tested
+/// from within its own process. This must not look like a dying process, for which a refusal waits.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn two_copies_in_one_process_share_the_limit_and_refuse_at_once() {

@@ -1,4 +1,4 @@
-//! A program that asks for a hooked function by name gets ours, also for its newest version.
+//! A program that looks up a hooked function by name gets our hook, also for its newest version.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -8,10 +8,10 @@ use gpushare_intercept::cuda::HOOKED;
 use crate::client::{Cuda, bytes, call, out, really_held};
 use crate::place::{CONTEXT, Share, charged, inside};
 
-/// Path of the library in which `address` lies.
+/// Path of the library that contains `address`.
 fn library_of(address: usize) -> String {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the loader looks for the address without using it, and writes one structure.
+    // SAFETY: the loader searches for the address without accessing it, and writes one structure.
     let known = unsafe { libc::dladdr(std::ptr::without_provenance(address), found.as_mut_ptr()) };
     assert_ne!(known, 0, "{address:#x} is in no library");
     // SAFETY: zeroed above, which is valid for null pointers, or written by the loader.
@@ -20,7 +20,7 @@ fn library_of(address: usize) -> String {
     unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy().into_owned()
 }
 
-/// The name by which programs ask for `export`: without its version and the suffix of the default stream.
+/// The name under which programs look up `export`: without its version and the suffix of the default stream.
 fn base_name(export: &str) -> &str {
     let name = export.strip_suffix("_ptsz").unwrap_or(export);
     match name.rsplit_once("_v") {

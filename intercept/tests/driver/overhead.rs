@@ -1,4 +1,4 @@
-//! What contexts are charged as, and what the host's figure of them changes near the limit.
+//! The charge for contexts, and the effect of the host's figure near the limit.
 
 use std::os::unix::fs::FileExt;
 
@@ -8,7 +8,7 @@ use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, Library, MIB, bytes, out};
 use crate::place::{Share, charged, inside, limits_file};
 
-/// Where a line's figures begin in the limits file, for the first GPU.
+/// The offset of a line's figures in the limits file, for the first GPU.
 const COST: u64 = 64 + 48;
 const FIGURE: u64 = 64 + 56;
 
@@ -16,12 +16,12 @@ fn write(bytes: &[u8], at: u64) {
     limits_file().write_all_at(bytes, at).unwrap();
 }
 
-/// As the host writes what contexts cost, in MiB.
+/// Writes the cost of contexts, in MiB, the way the host does.
 fn set_cost(bare: u32, most: u32) {
     write(&[bare.to_ne_bytes(), most.to_ne_bytes()].concat(), COST);
 }
 
-/// As the host writes that contexts take `taken` of `charged` MiB, by a look `age` nanoseconds ago.
+/// Writes, the way the host does, that contexts use `taken` of `charged` MiB, measured `age` nanoseconds ago.
 fn set_figure(taken: u64, charged: u64, age: u64) {
     let part = (taken << 16).div_ceil(charged);
     let at = (monotonic() - age) >> 20 & u64::from(u32::MAX);
@@ -35,7 +35,7 @@ fn monotonic() -> u64 {
     u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
 }
 
-/// Makes a context on the first GPU; false: there is no memory for it.
+/// Creates a context on the first GPU; false: there is no memory for it.
 fn retain(library: &Library) -> bool {
     let mut context = 0usize;
     match library.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]) {
@@ -63,7 +63,7 @@ fn a_context_is_charged_the_most_that_was_seen_or_all_that_is_left() {
         (520, 776, 520, Some(520)),
         (520, 776, 519, None),
         (105, 200, 256, Some(200)),
-        (0, 0, 2048, Some(776)), // the host does not say
+        (0, 0, 2048, Some(776)), // unknown to the host
     ] {
         set_cost(bare, most);
         write(&(limit * MIB).to_ne_bytes(), 64 + 16);
@@ -101,9 +101,9 @@ fn near_the_limit_the_hosts_figure_replaces_the_charge() {
     for (taken, age, want) in [
         (None, 0, 4096 - 776),
         (Some(612), 0, 4096 - 612),
-        (Some(612), 2 * second, 4096 - 776), // too old to give anything out
+        (Some(612), 2 * second, 4096 - 776), // too old to allow more
         (Some(1000), 0, 4096 - 1000),
-        (Some(1000), 100 * second, 4096 - 1000), // code that was loaded does not go away
+        (Some(1000), 100 * second, 4096 - 1000), // loaded code does not go away
         (Some(3000), 0, 4096 - 3000),
     ] {
         match taken {
@@ -111,7 +111,7 @@ fn near_the_limit_the_hosts_figure_replaces_the_charge() {
             None => write(&[0; 8], FIGURE),
         }
         assert!(!fits(want + 2), "{taken:?}, {age} ns old: more than {want}");
-        // The figure is a part in 65,536ths, rounded up.
+        // The figure is in units of 1/65,536, rounded up.
         assert!(fits(want - 2), "{taken:?}, {age} ns old: {want}");
         if age == 0 {
             let free = cuda.memory().0;
@@ -120,7 +120,7 @@ fn near_the_limit_the_hosts_figure_replaces_the_charge() {
     }
 }
 
-/// A figure of two contexts says nothing of the one that ended since.
+/// A figure for two contexts says nothing about the one that has since ended.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn what_an_ended_context_did_not_use_is_given_to_nobody() {
@@ -130,13 +130,13 @@ fn what_an_ended_context_did_not_use_is_given_to_nobody() {
     }
     set_cost(520, 776);
     let cuda = Cuda::start();
-    // Eight processes were seen; this one is left.
+    // Eight processes were counted; only this one is left.
     set_figure(8 * 600, 8 * 776, 0);
     assert_eq!(cuda.allocate(4096 - 600 + 2), Err(OUT_OF_MEMORY));
     assert!(cuda.allocate(4096 - 602).is_ok());
 }
 
-/// Managed memory is not what the supervisor has charged, in whatever way it comes and goes.
+/// A supervisor does not charge managed memory, in whatever way it is allocated and freed.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn managed_memory_lowers_what_a_supervisor_leaves_while_it_is_there() {

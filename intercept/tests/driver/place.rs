@@ -20,13 +20,13 @@ const HOME: &str = "/usr/lib/gpushare";
 /// Names of the driver's libraries, and the names under which ours are built.
 const LIBRARIES: [(&str, &str); 2] =
     [("libcuda.so", "libgpushare_intercept_cuda.so"), ("libnvidia-ml.so", "libgpushare_intercept_nvml.so")];
-/// Where the libraries look for the driver's.
+/// The paths where the libraries look for the driver's.
 const DRIVER: [&str; 2] = [path::DRIVER_CUDA, path::DRIVER_NVML];
 const MIB: u64 = 1 << 20;
-/// What contexts are charged as and, before a module is loaded, what they take of the simulated GPU, in MiB.
+/// The charge for contexts in MiB, and their use of the simulated GPU's memory before a module is loaded.
 pub const CONTEXT: u64 = 520;
 
-/// What the container is given.
+/// The container's grant.
 pub struct Share<'a> {
     /// GPUs of the node.
     pub gpus: u32,
@@ -34,14 +34,13 @@ pub struct Share<'a> {
     pub memory: u64,
     /// The limit in MiB by GPU of the node; GPUs beyond the list are not granted.
     pub limits: &'a [u64],
-    /// The compute share in percent by GPU of the node, held as `fixed`; GPUs beyond the list are not
-    /// limited.
+    /// The compute share in percent by GPU of the node, with policy `fixed`; GPUs beyond the list are not limited.
     pub cores: &'a [u32],
     /// Version of the driver.
     pub driver: &'a str,
-    /// The simulated GPU's physics, by the name of a profile.
+    /// The simulated GPU's physics, as the name of a profile.
     pub profile: &'a str,
-    /// What a context takes of the GPU in MiB, in place of what the profile says.
+    /// The GPU memory of a context in MiB, overriding the profile.
     pub context: Option<u64>,
     /// Additional environment variables of the program.
     pub variables: &'a [(&'a str, &'a str)],
@@ -62,8 +61,7 @@ impl Default for Share<'_> {
     }
 }
 
-/// True inside the container: the body of the test follows. Outside, it runs the test again inside and
-/// returns false.
+/// True inside the container: the body of the test follows. Outside, it reruns the test inside and returns false.
 pub fn inside(test: &str, share: &Share<'_>) -> bool {
     if env::var_os(INSIDE).is_some() {
         return true;
@@ -80,8 +78,8 @@ pub fn inside(test: &str, share: &Share<'_>) -> bool {
     false
 }
 
-/// The same over the libraries that `driver` makes in a folder of its own, libcuda first. They see an empty
-/// `/dev`, since NVIDIA's own libraries make device nodes. `None` skips the test.
+/// The same with the libraries that `driver` creates in its own folder, libcuda first. They see an empty `/dev`, since
+/// NVIDIA's own libraries create device nodes. `None` skips the test.
 pub fn inside_over(test: &str, driver: impl FnOnce(&Path) -> Option<[PathBuf; 2]>) -> bool {
     if env::var_os(INSIDE).is_some() {
         return true;
@@ -94,7 +92,7 @@ pub fn inside_over(test: &str, driver: impl FnOnce(&Path) -> Option<[PathBuf; 2]
     false
 }
 
-/// NVIDIA's own libraries, as `tests/setup/driver-libraries.sh` unpacks them.
+/// NVIDIA's own libraries, as unpacked by `tests/setup/driver-libraries.sh`.
 pub fn nvidias_own() -> Option<[PathBuf; 2]> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../.cache/driver-libraries/root/usr/lib/x86_64-linux-gnu/nvidia/current");
@@ -107,7 +105,7 @@ pub fn nvidias_own() -> Option<[PathBuf; 2]> {
     (!missing).then_some(files)
 }
 
-/// Runs the test again in a mount namespace of its own, after `prepare`.
+/// Reruns the test in its own mount namespace, after `prepare`.
 fn enter(test: &str, home: &Path, prepare: &str, variables: Vec<(&str, String)>) {
     let _point = MountPoint::hold();
     let script = format!("{prepare} && mount --bind {} {HOME} && exec \"$@\"", home.display());
@@ -122,16 +120,16 @@ fn enter(test: &str, home: &Path, prepare: &str, variables: Vec<(&str, String)>)
     print!("{}", text(&output.stdout));
 }
 
-/// The mount point on the machine itself, which must look the same afterwards. A folder that these tests made
-/// is removed by the last of them. It is not removed earlier, since the removal of a folder ends the mounts
-/// on it in all namespaces. The tests of other checkouts count too, by a shared lock on one file.
+/// The mount point on the machine itself, which must look the same afterwards. If these tests created the folder, the
+/// last of them removes it. It is not removed earlier, since removing a folder ends the mounts on it in all
+/// namespaces. A shared lock on one file also counts the tests of other checkouts.
 struct MountPoint;
 
-/// How many tests of this process hold the mount point, and the file that they have locked. The file is not
-/// empty while there is a folder that tests made.
+/// The number of tests in this process that hold the mount point, and the file that they have locked. The file is not
+/// empty while a folder exists that tests created.
 static MOUNT_POINT: Mutex<(u32, Option<File>)> = Mutex::new((0, None));
 
-/// Locks the file. Everybody who makes or removes the folder takes this lock.
+/// Locks the file. Every process that creates or removes the folder takes this lock.
 fn lock(file: &File, how: i32) -> bool {
     // SAFETY: an open descriptor.
     unsafe { libc::flock(file.as_raw_fd(), how) == 0 }
@@ -164,30 +162,30 @@ impl Drop for MountPoint {
         let Some(file) = point.1.take() else { return };
         let last = lock(&file, libc::LOCK_EX | libc::LOCK_NB);
         if last && file.metadata().is_ok_and(|file| file.len() > 0) {
-            // A folder that somebody else has filled meanwhile stays.
+            // A folder that another process has filled in the meantime stays.
             let _ = std::fs::remove_dir(HOME);
             let _ = file.set_len(0);
         }
     }
 }
 
-/// The limits file, to be changed in place: a new file would not reach the container.
+/// The limits file, for changes in place: a new file would not reach the container.
 pub fn limits_file() -> File {
     File::options().read(true).write(true).open(Path::new(HOME).join("limits")).unwrap()
 }
 
-/// What the books say.
+/// The contents of the books.
 pub fn books() -> Usage {
     read_usage(&std::fs::read(Path::new(HOME).join("usage")).unwrap()).unwrap()
 }
 
-/// What the books say of the first GPU, in MiB.
+/// The memory charged on the first GPU, in MiB.
 pub fn charged() -> u64 {
     books().devices[0].bytes / MIB
 }
 
-/// A build result of `make build`. GPUSHARE_TEST_SIMULATOR can name the folder of another build of the
-/// simulator. Its program and libraries must come from the same build.
+/// A build result of `make build`. GPUSHARE_TEST_SIMULATOR can name the folder of another build of the simulator. Its
+/// program and libraries must come from the same build.
 fn built(name: &str, profile: &str) -> PathBuf {
     if let Some(folder) = env::var_os("GPUSHARE_TEST_SIMULATOR").filter(|_| name == "gpushare-simulator") {
         return Path::new(&folder).join(name);

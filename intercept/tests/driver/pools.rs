@@ -62,7 +62,7 @@ fn case_3_a_pool_shrinks_at_synchronisation_trim_and_destruction() {
     assert_eq!(charged(), CONTEXT);
     assert_eq!(cuda.call("cuMemPoolDestroy", &[pool]), 0);
     assert_eq!((charged(), really_held(0)), (CONTEXT, CONTEXT));
-    // A pool of the host's memory costs nothing.
+    // A pool of host memory costs nothing.
     properties[2] = 2;
     assert_eq!(cuda.call("cuMemPoolCreate", &[out(&mut pool), out(&mut properties)]), 0);
     assert_eq!(cuda.call("cuMemAllocFromPoolAsync", &[out(&mut pointer), bytes(2048), pool, 0]), 0);
@@ -85,7 +85,7 @@ fn unknown_pools_take_no_place() {
     assert_eq!((charged(), really_held(0)), (CONTEXT + 32, CONTEXT + 32));
 }
 
-/// A pool of the GPU's memory; `kind` 1 is ordinary, 2 managed.
+/// A pool of GPU memory; `kind` 1 is ordinary, 2 managed.
 pub fn pool_of(cuda: &Cuda, kind: u32) -> usize {
     let (mut pool, mut properties) = (0usize, [0u32; 22]);
     (properties[0], properties[2]) = (kind, u32::from(kind == 1));
@@ -152,7 +152,7 @@ fn a_pool_of_managed_memory_is_paid_on_the_current_gpu() {
     assert_eq!((charged(), really_held(0)), (CONTEXT + 640, CONTEXT + 640));
 }
 
-/// The default pool, which keeps all that it is given.
+/// The default pool, which keeps all memory that it gets.
 fn keeping_pool(cuda: &Cuda) -> usize {
     let (mut pool, mut keep) = (0usize, u64::MAX);
     assert_eq!(cuda.call("cuDeviceGetDefaultMemPool", &[out(&mut pool), 0]), 0);
@@ -212,7 +212,7 @@ fn a_pool_whose_room_is_in_pieces_gives_it_back_before_a_refusal() {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn two_threads_do_not_count_on_the_same_room() {
-    // One chunk, and the rest of a chunk that was given back around the first allocation.
+    // One chunk, and the rest of a chunk that was returned around the first allocation.
     let full = Share { limits: &[CONTEXT + 32 + 2], ..Share::default() };
     if !inside("pools::two_threads_do_not_count_on_the_same_room", &full) {
         return;

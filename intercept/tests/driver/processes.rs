@@ -1,4 +1,4 @@
-//! Several processes of one container over one simulated GPU.
+//! Several processes of one container on one simulated GPU.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use crate::place::{CONTEXT, Share, books, inside};
 
 /// Runs `child` in a forked process, which ends when `child` returns or when this test ends.
 pub fn fork(child: impl FnOnce()) -> libc::pid_t {
-    // SAFETY: this test has a process of its own in which no other thread works.
+    // SAFETY: this test runs in its own process, in which no other thread works.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
@@ -32,8 +32,8 @@ impl Schedule {
         Self(File::open("/proc/thread-self/schedstat").unwrap())
     }
 
-    /// Returns what `act` returns, how long it took, and how much of that time the thread had a processor or
-    /// waited for something else than a processor.
+    /// Returns the result of `act`, how long it took, and how much of that time the thread had a processor or waited
+    /// for something other than a processor.
     pub fn time<T>(&self, act: impl FnOnce() -> T) -> (T, Duration, Duration) {
         let (queued, start) = (self.queued(), Instant::now());
         let outcome = act();
@@ -59,7 +59,7 @@ pub fn wait(pid: libc::pid_t) -> i32 {
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
-    // Eight contexts, and 1 GiB for all.
+    // Eight contexts, and 1 GiB for all processes.
     let share = Share {
         limits: &[8 * CONTEXT + 1024],
         variables: &[("GPUSHARE_SIMULATOR_ALLOCATION_NS", "1000000")],
@@ -68,12 +68,12 @@ fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
     if !inside("processes::case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit", &share) {
         return;
     }
-    // Nobody ends while this process looks: the books take 20 MiB more for a context than the GPU does, and
-    // what the context of an ended process leaves there is room for the others.
+    // No process ends while this one looks: the books charge 20 MiB more for a context than the GPU uses, and the
+    // others could use the memory that an ended process's context leaves.
     let (end, mut ended) = std::io::pipe().unwrap();
     let churn = || {
         let cuda = Cuda::start();
-        // All processes make their contexts first: a late one would find the limit used up by the others.
+        // All processes create their contexts first: a late one would find the limit used up by the others.
         while books().processes < 8 {
             std::thread::yield_now();
         }
@@ -160,7 +160,7 @@ fn a_forked_child_leaves_its_parents_books_alone() {
     let cuda = Cuda::start();
     let pointer = cuda.allocate(500).unwrap();
     for _ in 0..10 {
-        // Whatever the answer to a forked child is, it comes from the driver.
+        // Any answer to a forked child comes from the driver.
         let child = fork(|| {
             let _ = (cuda.allocate(100), cuda.free(pointer));
         });

@@ -1,4 +1,4 @@
-//! What a program is told: sizes, entry points, devices, processes.
+//! The program's view: sizes, entry points, devices, processes.
 
 use std::ffi::CString;
 use std::sync::atomic::AtomicU32;
@@ -33,7 +33,7 @@ fn cases_1_2_17_every_size_is_the_limit_and_null_outputs_are_the_drivers_busines
         assert_eq!(cuda.call("cuDeviceTotalMem_v2", &[out(&mut total), device]), 0);
         assert_eq!((total / MIB, memory_info(&nvml, device)[0] / MIB), (limit, limit));
     }
-    // A GPU that is not granted has no limit: it shows its own size, of which nothing is free.
+    // A GPU that is not granted has no limit: it shows its own size, with nothing free.
     for library in [&cuda.library, &bare] {
         let (mut total, mut half) = (0u64, 0u32);
         assert_eq!(library.call("cuDeviceTotalMem_v2", &[out(&mut total), 2]), 0);
@@ -73,7 +73,7 @@ fn case_2_use_above_a_limit_that_was_lowered_saturates() {
     assert_eq!(memory_info(&nvml, 0).map(|bytes| bytes / MIB), [512, 0, 512]);
 }
 
-/// Gives line 0 of the limits file a limit of `mib`, under its sequence counter, as the host does.
+/// Sets the limit of line 0 of the limits file to `mib`, under its sequence counter, as the host does.
 fn change_limit(mib: u64) {
     let file = limits_file();
     let write = |bytes: &[u8], at: u64| std::os::unix::fs::FileExt::write_all_at(&file, bytes, at).unwrap();
@@ -144,8 +144,8 @@ fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view
     assert_eq!(wait(child), 0);
 }
 
-/// Case 18: the figure of used memory came from a program of the host every 100 ms, and did not change any
-/// more when that program died. Here no such program runs.
+/// Case 18: the figure of used memory came from a host program every 100 ms, and stopped changing when that program
+/// died. Here no such program runs.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
@@ -154,7 +154,7 @@ fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
         return;
     }
     let step = shared_word();
-    // In even steps it is this process's turn.
+    // Even steps are this process's turn.
     step.store(1, SeqCst);
     let child = fork(|| {
         let cuda = Cuda::start();
@@ -188,7 +188,7 @@ fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {
         step.store(4 * round + 3, SeqCst);
     }
     turn(4 * 201);
-    // SAFETY: a child of ours that was not waited for.
+    // SAFETY: a child of ours that has not been reaped.
     assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
     wait(child);
     let killed = std::time::Instant::now();
@@ -207,7 +207,7 @@ pub fn shared_word() -> &'static AtomicU32 {
     unsafe { &*address.cast() }
 }
 
-/// Whether a child of this process has not ended.
+/// Whether a child of this process is still running.
 fn is_running(pid: libc::pid_t) -> bool {
     let mut found = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -264,7 +264,7 @@ fn case_28_a_missing_limits_file_refuses_and_never_ends_the_program() {
     );
 }
 
-/// Names by version and flags that `cuGetProcAddress_v2` is asked for.
+/// Names with version and flags to look up with `cuGetProcAddress_v2`.
 const QUESTIONS: [(&str, i32, usize); 10] = [
     ("cuMemAlloc", 3020, 0),
     ("cuMemAlloc", 2000, 0),
@@ -315,7 +315,7 @@ fn case_32_entry_points_are_replaced_by_pointer_whatever_name_version_and_flags(
             "{name} {version} {flags}"
         );
     }
-    // The functions found in this way charge like the exported ones.
+    // Functions found in this way charge like the exported ones.
     let (_, allocate, _) = ask(ours, "cuMemAllocAsync", 11020, 2);
     let mut pointer = 0u64;
     assert_eq!(call(allocate, &[out(&mut pointer), bytes(2048), 0]), OUT_OF_MEMORY);
@@ -337,7 +337,7 @@ fn case_49_process_lists_hold_the_containers_own_processes() {
     ) {
         return;
     }
-    // A process of another container: it uses the same GPU and is not in the books of this container.
+    // A process of another container: it uses the same GPU but is not in this container's books.
     let step = shared_word();
     let other = fork(|| {
         let bare = Library::open(path::DRIVER_CUDA);
@@ -377,7 +377,7 @@ fn case_49_process_lists_hold_the_containers_own_processes() {
     assert_eq!(call(slot, &[device, out(&mut count), entries.as_mut_ptr().expose_provenance()]), 0);
     assert_eq!((count, u32::from_ne_bytes(entries[..4].try_into().unwrap())), (1, std::process::id()));
     assert!(entries[32..].starts_with(std::env::current_exe().unwrap().as_os_str().as_encoded_bytes()));
-    // SAFETY: a child of ours that was not waited for.
+    // SAFETY: a child of ours that has not been reaped.
     assert_eq!(unsafe { libc::kill(other, libc::SIGKILL) }, 0);
     wait(other);
 }

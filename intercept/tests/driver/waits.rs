@@ -1,4 +1,4 @@
-//! What a held-back launch does while it waits.
+//! The behaviour of a held-back launch while it waits.
 
 use std::time::{Duration, Instant};
 
@@ -38,8 +38,7 @@ fn case_47_a_launch_that_waits_goes_on_soon_and_does_not_spin() {
                 set_limit(POLICY, ComputePolicy::None.number());
                 released
             });
-            // The share pays for ten such launches in a second, so the last launch before the release is held
-            // back.
+            // The share pays for ten such launches in a second, so the last launch before the release is held back.
             let mut launches = Vec::new();
             while !release.is_finished() {
                 let began = Instant::now();

@@ -30,13 +30,13 @@ pub(crate) fn owns(key: &str) -> bool {
     key.starts_with("ALIYUN_COM_GPU_") || key == PERCENT
 }
 
-/// What a number in the list of GPUs means. Only the device plugin writes the index variable, and it counts
-/// by minors. Who calls docker means indexes, as docker does.
+/// The meaning of a number in the list of GPUs. Only the device plugin writes the index variable, and it counts by
+/// minors. A docker caller uses indexes, as docker does.
 pub(crate) fn meaning(words: &Words) -> IndexMeaning {
     if words.has(INDEX) { words.policy.dialects.aliyun_index } else { IndexMeaning::Pci }
 }
 
-/// The GPUs of a list, doubles dropped. A list without a GPU is an error.
+/// The GPUs of a list, without duplicates. A list without a GPU is an error.
 pub(crate) fn listed<'a>(
     node: NodeGpus<'a>,
     meaning: IndexMeaning,
@@ -52,16 +52,15 @@ pub(crate) fn listed<'a>(
     }
 }
 
-/// The GPU that the plugin chose; `None` in a container that is not the plugin's. Where the plugin found no
-/// pod (index -1), the scheduler extender's annotation tells the GPU, with the rank of a pod's word.
+/// The GPU that the plugin chose; `None` in a container that is not the plugin's. If the plugin found no pod (index
+/// -1), the scheduler extender's annotation names the GPU, with the rank of a pod's word.
 pub(crate) fn index<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
 ) -> Result<Option<(Word<'a>, &'a Gpu)>, RequestError> {
     let Some(word) = words.one(INDEX)? else { return Ok(None) };
     if word.value != "-1" {
-        // On a node with one GPU the plugin's index may not be one of this node (issue 220). Then the list
-        // counts.
+        // On a node with one GPU the plugin's index may not exist on this node (issue 220). Then the list counts.
         return Ok(node.find(INDEX, &number(words, word)?).ok().map(|gpu| (word, gpu)));
     }
     let noted = words.annotation(INDEX).ok_or_else(|| {
@@ -83,13 +82,13 @@ fn number(words: &Words, word: Word) -> Result<DeviceSelector, RequestError> {
     })
 }
 
-/// Whether the plugin found no pod and the extender's annotation tells the GPU instead.
+/// Whether the plugin found no pod and the extender's annotation names the GPU instead.
 pub(crate) fn is_noted(words: &Words) -> bool {
     words.named(INDEX).any(|word| word.value == "-1") && words.annotation(INDEX).is_some()
 }
 
-/// The GPUs of the container, and a claim for the plugin's choice. Where the plugin wrote its index, the
-/// container has that one GPU, whatever else the bundle says; else it has those of the list.
+/// The GPUs of the container, and a claim for the plugin's choice. If the plugin wrote its index, the container gets
+/// that one GPU, no matter what else the bundle says; otherwise it gets those of the list.
 pub(crate) fn given<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -101,7 +100,7 @@ pub(crate) fn given<'a>(
         return Ok(chosen.map(of_plugin).unwrap_or_default());
     }
     let listed = list::named(words, node, meaning(words))?;
-    // On a node with one GPU the plugin's index may be that of another node (issue 220).
+    // On a node with one GPU the plugin's index may belong to another node (issue 220).
     match (chosen.filter(|_| node.0.len() > 1), listed) {
         (Some(chosen), _) => Ok(of_plugin(chosen)),
         (None, Some((_, gpus))) => Ok((gpus, None)),
@@ -118,7 +117,7 @@ pub(crate) struct Ratio<'a> {
     /// The word for `of`, for messages.
     pub dev: Word<'a>,
     pub of: u64,
-    /// The size of a part in bytes, where the bundle states it.
+    /// The size of a part in bytes, if the bundle states it.
     pub unit: Option<u64>,
 }
 
@@ -150,7 +149,7 @@ impl<'a> Ratio<'a> {
     }
 }
 
-/// The claim of a ratio: the part on each GPU that is `limited`, and no amount on the others.
+/// The claim of a ratio: the part on each GPU in `limited`, and no amount on the others.
 pub(crate) fn memory_claim(
     words: &Words,
     node: NodeGpus,
@@ -167,8 +166,8 @@ pub(crate) fn memory_claim(
     Ok(claim.noting(amounts.into_iter().filter_map(|(_, note)| note)))
 }
 
-/// The container's memory on one GPU. This is the part of the GPU as cGPU computes it. If the plugin counted
-/// the GPU by another one's size, it is a number of GiB or MiB, and a note says so.
+/// The container's memory on one GPU: its part of the GPU, as cGPU computes it. If the plugin counted the GPU by
+/// another one's size, it is a number of GiB or MiB, and a note says so.
 fn memory(
     words: &Words,
     node: NodeGpus,
@@ -182,9 +181,9 @@ fn memory(
     if !words.has(INDEX) || UNITS.iter().any(is_size) {
         return Ok((ratio.of(all), None));
     }
-    // The plugin gives all GPUs the size of the first. GiB and MiB differ by a factor of about a thousand, so
-    // between half and double of the size only one of them fits. A pod can write the unit too, so that counts
-    // only where it gives about this size.
+    // The plugin gives all GPUs the size of the first. GiB and MiB differ by a factor of about a thousand, so only one
+    // of them yields between half and double the size. A pod can write the unit too, so a stated unit counts only if
+    // it yields about this size.
     let first = total(node.unnamed().first().unwrap_or(&gpu))?.bytes();
     let is_near = |unit: &u64| {
         let size = ratio.of.checked_mul(*unit);
@@ -209,7 +208,7 @@ fn parts(word: Word) -> Result<u64, RequestError> {
     parts.ok_or_else(|| word.wrong("a count of GiB or MiB is digits without a unit, and not 0"))
 }
 
-/// Reads a unit, in bytes. GB is 10^9, not GiB, so that a container never gets more than was meant.
+/// Reads a unit, in bytes. GB is 10^9, not GiB, so that a container never gets more than intended.
 fn unit(word: Word) -> Result<u64, RequestError> {
     match word.value {
         "GiB" => Ok(GIB),
@@ -248,7 +247,7 @@ mod tests {
         for (first, set, stated, part, of, want) in [
             (15360, None, "", "3", "17", Some(3 << 30)),
             (15360, Some(1 << 20), "", "3", "15", Some(3 << 20)), // 15 MiB is no GPU's size
-            (15360, Some(1 << 20), "GiB", "4", "20", Some(4 << 20)), // the setting counts before a pod's unit
+            (15360, Some(1 << 20), "GiB", "4", "20", Some(4 << 20)), // the setting takes precedence over a pod's unit
             (81920, None, "GB", "4", "80", Some(4 * GB)),
             (15360, None, "GB", "4", "20", Some(4 * GB)),
             (15360, None, "MB", "4000", "20000", Some(4 * GB)),

@@ -2,8 +2,8 @@
 //! the device list (HAMi pkg/device-plugin/nvidiadevice; HAMi-core
 //! src/multiprocess/multiprocess_memory_limit.c).
 //!
-//! HAMi-core takes 0, or a value that it cannot read, for "no limit"; here that is an error. The image's file
-//! `/overrideEnv`, which HAMi-core reads, is not read here.
+//! HAMi-core treats 0, or a value that it cannot read, as "no limit"; here that is an error. HAMi-core also reads the
+//! image's file `/overrideEnv`, which is not read here.
 
 mod allocated;
 
@@ -27,7 +27,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// Where HAMi's plugin mounts its library. Koordinator uses the same library.
+/// The place where HAMi's plugin mounts its library. Koordinator uses the same library.
 pub(super) const OWNER: Owner = Owner {
     limit: "CUDA_DEVICE_MEMORY_LIMIT",
     library: "/usr/local/vgpu/libvgpu.so",
@@ -51,18 +51,18 @@ const SWITCHES: [Switch; 3] = [
 ];
 
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
-/// The plugin writes 0 where no cores were asked for (HAMi issue 636), so 0 is no limit.
+/// The plugin writes 0 if no cores were requested (HAMi issue 636), so 0 means no limit.
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
 const CACHE: &str = "CUDA_DEVICE_MEMORY_SHARED_CACHE";
 
-/// Whether Volcano's fork of HAMi wrote the bundle: the path of its cache tells. The fork takes any value of
-/// the switch for on.
+/// Whether Volcano's fork of HAMi wrote the bundle, judged by the path of its cache. The fork treats any value of the
+/// switch as on.
 fn is_volcanos(words: &Words) -> bool {
     words.container.named(CACHE).any(|(_, value)| value.starts_with("/tmp/vgpu/"))
 }
 
-/// The scheduler's note alone is only a bound: it tells what the pod's containers have, but not which of them
-/// this one is.
+/// The scheduler's note alone is only a limit: it lists what the pod's containers have, but not which of them this one
+/// is.
 fn speech(words: &Words) -> Speech {
     match limits(words).next() {
         Some(_) => Speech::Asks,
@@ -108,8 +108,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// One claim for each memory limit. The key without a position applies to the GPUs that have no limit of
-/// their own.
+/// One claim for each memory limit. The key without a position applies to the GPUs that have no limit of their own.
 fn memory_claims(words: &Words, all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     let stated = all.iter().copied().filter(|word| is_limit(word.key, MEMORY));
     let stated = limit::each(stated, |word| memory(words, word))?;
@@ -128,8 +127,8 @@ fn at<'a>(gpus: &[&'a Gpu], is_its: impl Fn(usize) -> bool) -> impl Iterator<Ite
     gpus.iter().enumerate().filter(move |(place, _)| is_its(*place)).map(|(_, gpu)| *gpu)
 }
 
-/// One claim for each compute limit. The plugin writes only the key without a position. A pod must not raise
-/// that limit with a position, so the plain key also applies to a GPU whose own limits are all higher.
+/// One claim for each compute limit. The plugin writes only the key without a position. A pod must not raise that
+/// limit with a position, so the plain key also applies to a GPU whose own limits are all higher.
 fn compute_claims(all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     let caps = all.iter().copied().filter(|word| is_limit(word.key, CORES));
     let caps = limit::each(caps, limit::cores_or_all)?;
@@ -142,7 +141,7 @@ fn compute_claims(all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestErro
     Ok(caps.iter().map(claim).collect())
 }
 
-/// Reads a memory limit; `None` where the node takes 0 for no statement.
+/// Reads a memory limit; `None` if the node treats 0 as unstated.
 fn memory(words: &Words, word: Word) -> Result<Option<DeviceMemory>, RequestError> {
     match quantity::binary(word.value) {
         Some(0) if words.policy.dialects.hami_zero_unstated => Ok(None),

@@ -3,9 +3,9 @@
 //! pkg/binder/common/gpu_access.go, pkg/common/constants/constants.go). With HAMi-core also
 //! `CUDA_DEVICE_MEMORY_LIMIT` (pkg/binder/plugins/hamicore/hami_core.go).
 //!
-//! The binder rounds the portion to two digits. Where the annotation agrees with it, the annotation's exact
-//! amount counts. Run:ai also counts a container's whole GPUs in `RUNAI_NUM_OF_GPUS`, so a whole number there
-//! states no portion.
+//! The binder rounds the portion to two digits. If the annotation agrees with it, the annotation's exact amount
+//! counts. Run:ai also counts a container's whole GPUs in `RUNAI_NUM_OF_GPUS`, so a whole number there states no
+//! portion.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -39,10 +39,9 @@ const FRACTION: &str = "gpu-fraction";
 const MEMORY: &str = "gpu-memory";
 const CONTAINER: &str = "gpu-fraction-container-name";
 const COUNT: &str = "gpu-fraction-num-devices";
-/// The namespaces of the schedulers' reservation pods. Such a pod holds a GPU for the scheduler and does not
-/// use it.
+/// The namespaces of the schedulers' reservation pods. Such a pod holds a GPU for the scheduler without using it.
 const RESERVATIONS: [&str; 2] = ["kai-resource-reservation", "runai-reservation"];
-/// Bytes that a reservation pod gets. It only asks the driver for the GPU's UUID.
+/// The number of bytes that a reservation pod gets. It only queries the driver for the GPU's UUID.
 const RESERVED: u64 = 1 << 20;
 
 fn speech(words: &Words) -> Speech {
@@ -58,7 +57,7 @@ fn speech(words: &Words) -> Speech {
     }
 }
 
-/// Which container of the pod has the share that the annotations ask for.
+/// The container of the pod that has the share which the annotations ask for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     This,
@@ -70,11 +69,11 @@ fn owns(key: &str) -> bool {
     matches!(key, PORTION | GPUS | LIMIT)
 }
 
-/// Only one container of a pod has the share: the one that an annotation names, else the first. The bundle
-/// does not tell which is first. It is known by its list of GPUs, because the other containers' list is
-/// `void` or the image's.
+/// Only one container of a pod has the share: the one that an annotation names, else the first. The bundle does not
+/// show which is first. The list of GPUs identifies it, because the other containers' list is `void` or comes from the
+/// image.
 fn whose(words: &Words) -> Whose {
-    // A less trusted annotation than the amount's cannot give the share to another container.
+    // An annotation that is less trusted than the amount's cannot give the share to another container.
     let asked =
         [FRACTION, MEMORY].into_iter().filter_map(|key| words.annotation(key)).map(|word| word.rank).max();
     let named = words.annotation(CONTAINER).filter(|named| Some(named.rank) >= asked);
@@ -93,7 +92,7 @@ fn is_reservation(words: &Words) -> bool {
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let asked = asked(words)?;
     if speech(words) == Speech::Spares {
-        // The share may be this container's, so it bounds what the container gets by other words.
+        // The share may belong to this container, so it limits what the container gets by other words.
         return asked.map(|(word, ask)| asked_claim(word, ask, None, node)).into_iter().collect();
     }
     let portions = limit::each(words.named(PORTION).chain(words.named(GPUS)), portion)?;
@@ -134,15 +133,14 @@ fn asked_claim(word: Word, ask: Ask, count: Option<usize>, node: NodeGpus) -> Re
 /// The exact amounts that a rounded portion may stand for.
 struct Exact {
     asked: Option<DeviceMemory>,
-    /// Whether the annotation with the amount may grant, and not only lower.
+    /// Whether the annotation with the amount may grant, not only lower.
     may_grant: bool,
     /// The smallest of HAMi-core's limits.
     limit: Option<DeviceMemory>,
 }
 
 impl Exact {
-    /// The amount of a portion: the exact amount where one is known that rounds to it, else the portion of
-    /// the GPU.
+    /// The amount of a portion: a known exact amount that rounds to it, else the portion of the GPU.
     fn portion(&self, word: Word, parts: u64, gpu: &Gpu) -> Result<Amount, RequestError> {
         let total = total(gpu)?;
         let rounded = part(total, parts);
@@ -167,8 +165,8 @@ fn reservation(words: &Words) -> Vec<Claim> {
     vec![claim.noting([format!("{word} reserves a GPU towards the scheduler: it gets the least share")])]
 }
 
-/// HAMi-core's limit on one GPU. The binder computes it from the rounded portion. Where it is above the
-/// portion or the annotation's amount by no more than rounding explains, it is lowered to that.
+/// HAMi-core's limit on one GPU. The binder computes it from the rounded portion. If it exceeds the portion or the
+/// annotation's amount by no more than rounding explains, it is lowered to that.
 fn near(
     limit: DeviceMemory,
     portions: &[(Word, u64)],
@@ -183,8 +181,8 @@ fn near(
     Ok(bounds.chain([limit]).min().unwrap_or(limit))
 }
 
-/// Whether the two differ by at most a hundredth of the GPU's memory. That covers rounding to hundredths and
-/// the binder's own idea of the GPU's size.
+/// Whether the two differ by at most a hundredth of the GPU's memory. This covers rounding to hundredths and the
+/// binder's own notion of the GPU's size.
 fn is_near(exact: DeviceMemory, rounded: DeviceMemory, total: DeviceMemory) -> bool {
     exact.bytes().abs_diff(rounded.bytes()) <= total.bytes() / 100
 }
@@ -218,7 +216,7 @@ impl Ask {
     }
 }
 
-/// The pod's annotation with the amount; `None` where another container of the pod has the share.
+/// The pod's annotation with the amount; `None` if another container of the pod has the share.
 fn asked<'a>(words: &Words<'a>) -> Result<Option<(Word<'a>, Ask)>, RequestError> {
     match (words.annotation(FRACTION), words.annotation(MEMORY)) {
         _ if whose(words) == Whose::Another => Ok(None),
@@ -236,8 +234,8 @@ fn fraction(word: Word) -> Result<u64, RequestError> {
 
 const NO_PORTION: &str = "a portion is above 0 and below 1, as 0.5; ask for a whole GPU by nvidia.com/gpu: 1";
 
-/// Reads the binder's portion in parts of [`WHOLE`]. The binder rounds a very small portion to 0.00 and a
-/// very large one to 1.00.
+/// Reads the binder's portion in units of 1/[`WHOLE`]. The binder rounds a very small portion to 0.00 and a very large
+/// one to 1.00.
 fn portion(word: Word) -> Result<u64, RequestError> {
     if word.value.is_empty() {
         return Err(word.wrong("the binder has not filled the ConfigMap: see its log, and delete the pod"));
@@ -252,14 +250,13 @@ fn portion(word: Word) -> Result<u64, RequestError> {
     }
 }
 
-/// The number of GPUs that the annotations ask for, 1 where they state none. A list with more GPUs is
-/// refused.
+/// The number of GPUs that the annotations ask for; 1 if they state none. Refuses a list with more GPUs.
 fn count(words: &Words, asked: Word, list: Word, gpus: usize) -> Result<usize, RequestError> {
     let (word, count) = match words.annotation(COUNT) {
         Some(word) => (word, quantity::whole::<usize>(word.value).filter(|count| *count > 0)),
         None => (asked, Some(1)),
     };
     let count = count.ok_or_else(|| word.wrong("a number of GPUs is a whole number from 1"))?;
-    // A list with fewer GPUs is no contradiction: it lowers the number.
+    // A list with fewer GPUs does not contradict the number: it lowers it.
     if gpus > count { Err(conflict(word, list)) } else { Ok(count.min(gpus)) }
 }

@@ -1,10 +1,9 @@
 //! Koordinator: the pod's annotation `scheduling.koordinator.sh/device-allocated` (koordinator
-//! apis/extension/device_share.go), and what its hook sets: minors in `NVIDIA_VISIBLE_DEVICES`, HAMi-core's
-//! limits without `_<i>`, and HAMi-core's `LD_PRELOAD` (pkg/koordlet/runtimehooks/hooks/gpu/gpu.go). Without
-//! NRI the hook does not run, and the bundle has only the annotation.
+//! apis/extension/device_share.go), and the settings of its hook: minors in `NVIDIA_VISIBLE_DEVICES`, HAMi-core's
+//! limits without `_<i>`, and HAMi-core's `LD_PRELOAD` (pkg/koordlet/runtimehooks/hooks/gpu/gpu.go). Without NRI the
+//! hook does not run, and the bundle has only the annotation.
 //!
-//! Annotation and variables are about the whole pod and are in each of its containers, so the pod holds the
-//! share.
+//! Annotation and variables describe the whole pod and appear in each of its containers, so the pod holds the share.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 use serde_json::Value;
@@ -34,9 +33,9 @@ const ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
 
-/// Koordinator's hook gives the annotation's GPUs to every container of the pod. Here a container whose list
-/// names no GPU, as a webhook writes it for sidecars, gets none by the annotation. What it gets by other
-/// words is bounded by the pod's share.
+/// Koordinator's hook gives the annotation's GPUs to every container of the pod. Here a container whose list names no
+/// GPU, as a webhook writes it for sidecars, gets none from the annotation. The pod's share limits what it gets by
+/// other words.
 fn speech(words: &Words) -> Speech {
     let wants = || names_gpus(words) || !words.has(DEVICES);
     match is_annotated(words) {
@@ -47,8 +46,8 @@ fn speech(words: &Words) -> Speech {
     }
 }
 
-/// Whether Koordinator's hook wrote the limits. The hook writes bytes and `LD_PRELOAD`, while HAMi writes a
-/// unit and preloads by a file.
+/// Whether Koordinator's hook wrote the limits. The hook writes bytes and `LD_PRELOAD`, while HAMi writes a unit and
+/// preloads through a file.
 fn is_hooks(words: &Words) -> bool {
     words.container.engine() == Engine::Cri
         && words.named(MEMORY).any(|word| quantity::whole::<u64>(word.value).is_some())
@@ -80,7 +79,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims.into_iter().map(|claim| Claim { scope, ..claim }).collect())
 }
 
-/// The GPUs in the annotation; `None` where the JSON does not have its form.
+/// The GPUs in the annotation; `None` if the JSON does not have the expected form.
 fn devices(text: &str) -> Option<Vec<Value>> {
     let json: Value = serde_json::from_str(text).ok()?;
     match json.as_object()?.get("gpu") {
@@ -106,7 +105,7 @@ fn allocated(word: Word, node: NodeGpus) -> Result<Claim, RequestError> {
     claim.on(&gpus, |position, gpu| parts[position].amount(gpu))
 }
 
-/// The GPU of an entry. Its UUID counts before its minor.
+/// The GPU of an entry. Its UUID takes precedence over its minor.
 fn gpu<'a>(word: Word, device: &Value, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {
     let minor = || device["minor"].as_u64().and_then(|minor| u32::try_from(minor).ok());
     let selector = match device["id"].as_str().filter(|id| id.starts_with("GPU-")) {
@@ -153,8 +152,8 @@ impl Part {
         self.ratio == Some(100) && self.cores.is_none_or(|cores| cores == Cap::Unlimited)
     }
 
-    /// The amount on this GPU. The scheduler counted `memory` itself, so it counts before `ratio`; but a
-    /// ratio of 100 is all of the GPU's memory.
+    /// The amount on this GPU. The scheduler counted `memory` itself, so it takes precedence over `ratio`; but a ratio
+    /// of 100 is all of the GPU's memory.
     fn amount(&self, gpu: &Gpu) -> Result<Amount, RequestError> {
         let memory = match (self.ratio, self.memory) {
             (Some(100), _) => Some(total(gpu)?),
@@ -166,7 +165,7 @@ impl Part {
     }
 }
 
-/// A resource's number as text; the JSON has it quoted or bare.
+/// A resource's number as text; it may be quoted or bare in the JSON.
 fn resource(device: &Value, name: &str) -> Option<String> {
     let value = device.get("resources")?.get(format!("koordinator.sh/{name}"))?;
     Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))

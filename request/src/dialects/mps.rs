@@ -13,9 +13,9 @@ pub(crate) const PINNED: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 pub(crate) const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub(crate) const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// The claims of the pinned memory limits. With several GPUs, two differing texts are a conflict on every
-/// node: the least limit of each GPU could then be neither text, but one of the two must remain in the
-/// container and state what was granted.
+/// The claims of the pinned memory limits. With several GPUs, two differing texts are a conflict on every node: the
+/// smallest limit of each GPU might then be neither text, but one of the two must remain in the container and state
+/// what was granted.
 pub(crate) fn pinned(words: &Words, node: NodeGpus, gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     if gpus.len() > 1 {
         words.one(PINNED)?;
@@ -32,7 +32,8 @@ pub(crate) fn percentages(words: &Words) -> Result<Vec<Claim>, RequestError> {
     Claim::each_of(words.named(PERCENTAGE), |word| Ok(Amount::cores(percentage(word)?)))
 }
 
-/// The note for a container with MPS's pipe directory: it gets a share of gpushare's.
+/// The note for a container with MPS's pipe directory: it gets a gpushare share. The limit of each GPU in one text. A
+/// GPU without a limit counts as a mistake, never as "no limit".
 pub(crate) fn mode(words: &Words) -> Option<String> {
     let pipe = words.named(PIPE).next()?;
     Some(format!("{pipe}: the share's limits are gpushare's, those of MPS's daemon are not read"))
@@ -65,7 +66,7 @@ fn limits(word: Word, node: NodeGpus, gpus: &[&Gpu]) -> Result<Vec<DeviceMemory>
     })
 }
 
-/// The GPU's position in the list; past the list's end for a GPU that is not in it.
+/// The GPU's position in the list; past the end for a GPU that is not in it.
 fn position(word: Word, gpu: &str, node: NodeGpus, gpus: &[&Gpu]) -> Result<usize, RequestError> {
     let selector = selector(word, gpu, IndexMeaning::Pci)?;
     if let DeviceSelector::Index(position) = selector {
@@ -75,7 +76,7 @@ fn position(word: Word, gpu: &str, node: NodeGpus, gpus: &[&Gpu]) -> Result<usiz
     Ok(gpus.iter().position(|gpu| gpu.uuid == named.uuid).unwrap_or(gpus.len()))
 }
 
-/// Reads a number with K, M or G, and perhaps a B. MPS takes these for binary units.
+/// Reads a number with K, M or G, and optionally a B. MPS treats these as binary units.
 fn bytes(word: Word, text: &str) -> Result<DeviceMemory, RequestError> {
     let number =
         text.strip_suffix(['B', 'b']).filter(|number| !number.ends_with(|c: char| c.is_ascii_digit()));

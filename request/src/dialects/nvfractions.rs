@@ -2,7 +2,7 @@
 //! plugin turns them into `NVIDIA_GPU_MEMORY_LIMIT` and MPS's variables (kai-gpu-fractioning
 //! fractiond/internal/annotations, fractiond/internal/injection).
 //!
-//! There, a request is guaranteed memory, and a limit is memory that may be used. gpushare guarantees the
+//! In that system a request is guaranteed memory, and a limit is memory that may be used. gpushare guarantees the
 //! limit.
 
 use gpushare_inventory::DeviceMemory;
@@ -17,7 +17,7 @@ use gpushare_claims::{
     Amount, Cap, Claim, Container, IndexMeaning, NodeGpus, RequestError, Word, Words, conflict,
 };
 
-/// It owns MPS's variables too, where its own words are in the bundle.
+/// The dialect owns MPS's variables too, if its own words are in the bundle.
 pub(super) static DIALECT: Dialect = Dialect {
     name: "nvfractions",
     speech,
@@ -29,16 +29,15 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// Memory limits in MiB. Early versions have the plural.
+/// Memory limits in MiB. Early versions use the plural.
 const LIMITS: [&str; 2] = ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS"];
 const REQUESTS: [&str; 2] = ["NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_REQUESTS"];
 
-/// Prefixes before the container's name in annotations. The second and third are those that KAI-Scheduler
-/// issue 1505 proposes.
+/// Prefixes before the container's name in annotations. KAI-Scheduler issue 1505 proposes the second and third.
 const PREFIXES: [&str; 3] = ["nvidia.com/container.", "nvidia.cdi.k8s.io/container.", PROPOSED];
 const PROPOSED: &str = "nvidia.cdi.k8s.io/";
 
-/// What follows the container's name.
+/// The part that follows the container's name.
 const LIMIT_PARTS: [&str; 2] = ["gpu-memory.limit", "gpu-memory.limits"];
 const REQUEST_PARTS: [&str; 2] = ["gpu-memory.request", "gpu-memory.requests"];
 const MODE: [&str; 1] = ["gpu-compute.mode"];
@@ -70,7 +69,7 @@ fn annotations<'a>(words: &Words<'a>, parts: &'static [&'static str]) -> impl It
     words.annotations().filter(is_one)
 }
 
-/// Refuses an unknown part that begins with `gpu`: a misspelt limit would be no limit at all. Other unknown
+/// Refuses an unknown part that begins with `gpu`: a misspelt limit would otherwise be no limit at all. Other unknown
 /// parts may belong to another container, in a pod that has a container called `container`.
 fn refuse_unknown(words: &Words) -> Result<(), RequestError> {
     let is_unknown = |word: &Word| {
@@ -90,7 +89,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     claims.extend(mps::percentages(words)?);
     let devices = devices(words, node)?;
     let listed = named(words, node, IndexMeaning::Pci)?.or_else(|| devices.clone());
-    // Without a GPU there is no position to which a pinned limit could belong.
+    // Without a GPU there is no position to which a pinned limit could apply.
     if let Some((_, gpus)) = listed {
         claims.extend(mps::pinned(words, node, &gpus)?);
     } else if devices.is_none() {
@@ -105,7 +104,7 @@ fn of<'a>(words: &Words<'a>, keys: &[&str]) -> impl Iterator<Item = Word<'a>> {
     words.variables().filter(|word| keys.contains(&word.key))
 }
 
-/// The memory claims of one channel. Where only a request or only a limit is stated, it counts as both.
+/// The memory claims of one channel. If only a request or only a limit is stated, it counts as both.
 fn hard<'a>(
     limits: impl Iterator<Item = Word<'a>>,
     requests: impl Iterator<Item = Word<'a>>,
@@ -144,7 +143,7 @@ fn quantity(word: Word) -> Result<DeviceMemory, RequestError> {
     })
 }
 
-/// The compute limits. They exist only in the mode `sm-sharing`; time slices, the default, leave idle time to
+/// The compute limits. They exist only in the mode `sm-sharing`; time-slicing, the default, leaves idle time to
 /// everyone.
 fn portions(words: &Words) -> Result<Vec<Claim>, RequestError> {
     let mut shares = false;
@@ -159,7 +158,7 @@ fn portions(words: &Words) -> Result<Vec<Claim>, RequestError> {
     Ok(if shares { claims } else { Vec::new() })
 }
 
-/// Reads a portion of compute, rounded down to whole percent, but never to 0, which MPS takes for unlimited.
+/// Reads a portion of compute, rounded down to whole percent, but never to 0, which means unlimited to MPS.
 fn percent(word: Word) -> Result<Cap, RequestError> {
     let decimal = quantity::decimal(word.value);
     let percent = decimal
@@ -170,7 +169,7 @@ fn percent(word: Word) -> Result<Cap, RequestError> {
         .ok_or_else(|| word.wrong("a portion of compute is above 0 and at most 1, as 0.5"))
 }
 
-/// The GPUs that the scheduler's binder noted.
+/// The GPUs that the scheduler's binder recorded.
 fn devices<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Gpus<'a>>, RequestError> {
     let mut all = annotations(words, &DEVICES);
     let Some(word) = all.next() else { return Ok(None) };

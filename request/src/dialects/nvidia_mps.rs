@@ -2,10 +2,9 @@
 //! `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by position in the device list or by UUID, and
 //! `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
 //!
-//! MPS counts the pinned limit per process, so a container can exceed it by forking (k8s-device-plugin issues
-//! 594 and 720). Here it is the container's limit. A bundle does not show the limits that were set in the MPS
-//! daemon (k8s-device-plugin cmd/mps-control-daemon/mps/daemon.go), so a pipe directory alone states no
-//! amount.
+//! MPS counts the pinned limit per process, so a container can exceed it by forking (k8s-device-plugin issues 594 and
+//! 720). Here it is the container's limit. A bundle does not show the limits set in the MPS daemon (k8s-device-plugin
+//! cmd/mps-control-daemon/mps/daemon.go), so a pipe directory alone states no amount.
 
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps::{PERCENTAGE, PINNED, PIPE, mode, percentages, pinned};
@@ -23,7 +22,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// A pipe directory is only a client's address. It is a request only where the bundle names GPUs.
+/// A pipe directory is only a client's address. It is a request only if the bundle names GPUs.
 fn speech(words: &Words) -> Speech {
     let names = || list::asks(words) || is_handed(words);
     Speech::asking(words.has(PINNED) || words.has(PIPE) && names())

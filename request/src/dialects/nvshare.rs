@@ -26,7 +26,7 @@ pub(super) static DIALECT: Dialect = Dialect {
 
 const LIBRARY: &str = "/usr/lib/nvshare/libnvshare.so";
 
-/// The mount is required: an image that only preloads a library of that name does not ask.
+/// The mount is required: an image that only preloads a library with that name does not ask.
 fn speech(words: &Words) -> Speech {
     let has_library = words.container.mounts().iter().any(|mount| mount.target == LIBRARY);
     Speech::asking(has_library && (list::asks(words) || is_handed(words)))

@@ -1,8 +1,7 @@
 //! Alibaba PAI's eGPU: `AMP_VGPU_ENABLE=1`, with bytes per GPU or a part of it, and a percentage of compute
 //! (help.aliyun.com, pai/egpu-interface-usage-example).
 //!
-//! Anybody can set the switch. Where Aliyun's device plugin wrote its index, GPU and part therefore mean what
-//! the plugin means by them.
+//! Anybody can set the switch. So if Aliyun's device plugin wrote its index, GPU and part have the plugin's meaning.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -24,7 +23,7 @@ pub(super) static DIALECT: Dialect = Dialect {
 
 const SWITCH: &str = "AMP_VGPU_ENABLE";
 const BYTES: &str = "GPU_MEM_PER_DEVICE";
-/// The variable for the MiB that eGPU keeps of the stated bytes for itself, and its default.
+/// The variable for how many MiB of the stated bytes eGPU keeps for itself, and its default.
 const RESERVED: &str = "ALIYUN_COM_GPU_MEM_RESERVED";
 const USUALLY_RESERVED: u64 = 10;
 

@@ -1,11 +1,10 @@
-//! What Slurm's ways to share GPUs have in common: which GPUs a step has (slurm
-//! src/plugins/gres/common/gres_common.c), and which part of the step's amount a container has.
-//! `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` count the node's GPUs, `CUDA_VISIBLE_DEVICES` those of the step.
-//! Each task is a container and carries the amount of the whole step.
+//! The parts common to Slurm's ways of sharing GPUs: which GPUs a step has (slurm
+//! src/plugins/gres/common/gres_common.c), and which part of the step's amount a container has. `SLURM_STEP_GPUS` and
+//! `SLURM_JOB_GPUS` number the node's GPUs, `CUDA_VISIBLE_DEVICES` those of the step. Each task is a container and
+//! carries the amount of the whole step.
 //!
-//! The bundle's variables replace what srun sends. slurmstepd then writes its own over both: the GPUs and
-//! amounts, and last `SLURM_GTIDS` and similar ones (slurm src/slurmd/slurmstepd, container.c, slurmstepd.c
-//! and task.c).
+//! The bundle's variables replace what srun sends. slurmstepd then writes its own over both: the GPUs and amounts, and
+//! last `SLURM_GTIDS` and similar ones (slurm src/slurmd/slurmstepd, container.c, slurmstepd.c and task.c).
 
 use gpushare_inventory::Gpu;
 
@@ -19,7 +18,7 @@ const STEP: &str = "SLURM_STEP_GPUS";
 const JOB: &str = "SLURM_JOB_GPUS";
 const LOCAL: &str = "CUDA_VISIBLE_DEVICES";
 const STEP_ID: &str = "SLURM_STEP_ID";
-/// Step numbers from here on mean special kinds of steps, such as a batch job's script or salloc's shell
+/// Step numbers from here on denote special kinds of steps, such as a batch job's script or salloc's shell
 /// (`SLURM_MAX_NORMAL_STEP_ID`).
 const FIRST_KIND: u64 = 0xffff_fff0;
 /// The numbers of the step's tasks on this node. slurmstepd writes it into each task.
@@ -28,12 +27,12 @@ const TASKS: &str = "SLURM_GTIDS";
 const TASKS_OF_NODES: &str = "SLURM_STEP_TASKS_PER_NODE";
 const NODE: &str = "SLURM_NODEID";
 
-/// Whether Slurm says that the step has no GPU. It wrote `NoDevFiles` before 19.05.
+/// Whether Slurm says that the step has no GPU. Slurm before 19.05 wrote `NoDevFiles`.
 pub(super) fn has_no_gpu(words: &Words) -> bool {
     words.named(LOCAL).any(|word| matches!(word.value, "NoDevFiles" | "-1"))
 }
 
-/// The step's GPUs by the node's numbering, and the word that names them; `None` where no word does.
+/// The step's GPUs in the node's numbering, and the word that names them; `None` if no word does.
 pub(super) fn global<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Gpus<'a>>, RequestError> {
     // Slurm writes one of the two. The other may be left over from the bundle, the user or the batch job.
     let keys = if is_of_job(words) { [JOB, STEP] } else { [STEP, JOB] };
@@ -59,7 +58,7 @@ fn gpus<'a>(words: &Words<'a>, node: NodeGpus<'a>, by: Word) -> Result<Gpus<'a>,
     let is_local = |selector: &&DeviceSelector| matches!(selector, DeviceSelector::Index(_));
     match list.iter().filter(is_local).count() {
         0 => Ok((word, node.find_each(word.key, &list)?)),
-        // With every handed GPU in the list, the order of the device nodes does not matter.
+        // If every handed GPU is in the list, the order of the device nodes does not matter.
         local => match handed::gpus(words, node)? {
             Some((_, gpus)) if gpus.len() == local && local == list.len() => Ok((word, gpus)),
             _ => Err(word.wrong(
@@ -69,16 +68,16 @@ fn gpus<'a>(words: &Words<'a>, node: NodeGpus<'a>, by: Word) -> Result<Gpus<'a>,
     }
 }
 
-/// Whether slurmstepd made the container for the job itself (a batch script, the shell of salloc). For a step
-/// of srun it writes the step's number.
+/// Whether slurmstepd created the container for the job itself (a batch script, the shell of salloc). For a step of
+/// srun it writes the step's number.
 fn is_of_job(words: &Words) -> bool {
     let is_sruns = |word: Word| quantity::whole::<u64>(word.value).is_some_and(|number| number < FIRST_KIND);
     words.has(TASKS) && !words.named(STEP_ID).any(is_sruns)
 }
 
-/// The claims of a share of one GPU: one names the GPU, and one for each variable `key` states the amount
-/// that `amount` makes of the container's part of a GPU. `whole` reads the step's part, and `several` is the
-/// error's text for several GPUs.
+/// The claims of a share of one GPU. One claim names the GPU; for each variable `key`, another states the amount that
+/// `amount` computes from the container's part of a GPU. `whole` reads the step's part, and `several` is the error's
+/// text for several GPUs.
 pub(super) fn claims<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -99,8 +98,8 @@ pub(super) fn claims<'a>(
     Ok(claims)
 }
 
-/// This container's part of `whole`, the part of a GPU that `by` gives the step, and a note. The step's tasks
-/// on this node share it equally. Less than a percent of compute for each is an error.
+/// This container's part of `whole`, the part of a GPU that `by` gives the step, and a note. The step's tasks on this
+/// node share it equally. Less than a percent of compute for each is an error.
 fn part_of_task(words: &Words, by: Word, whole: Decimal) -> Result<(Decimal, Option<String>), RequestError> {
     let tasks = tasks(words)?;
     if tasks == 1 {
@@ -118,9 +117,9 @@ fn part_of_task(words: &Words, by: Word, whole: Decimal) -> Result<(Decimal, Opt
     Ok((part, Some(note)))
 }
 
-/// The number of the step's tasks on this node, at least one. `SLURM_GTIDS` is Slurm's own. The list of tasks
-/// per node counts only where that is missing, because a bundle may have replaced the list.
-/// `SLURM_TASKS_PER_NODE` is not read: a batch script is one container, whatever its job may start.
+/// The number of the step's tasks on this node, at least one. `SLURM_GTIDS` comes from Slurm itself. The list of tasks
+/// per node counts only if `SLURM_GTIDS` is missing, because a bundle may have replaced the list.
+/// `SLURM_TASKS_PER_NODE` is not read: a batch script is one container, no matter what its job may start.
 fn tasks(words: &Words) -> Result<u64, RequestError> {
     if let Some(word) = words.one(TASKS)? {
         let is_number = |item: &str| quantity::whole::<u64>(item).is_some();

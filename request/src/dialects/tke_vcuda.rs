@@ -2,7 +2,8 @@
 //! writes (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go,
 //! pkg/services/virtual-manager/manager.go).
 //!
-//! The mount of `/etc/vcuda` shows a container whose annotations did not reach the bundle; it is refused.
+//! A mount of `/etc/vcuda` without the annotations means that they did not reach the bundle; such a container is
+//! refused.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -33,9 +34,9 @@ pub(super) static DIALECT: Dialect = Dialect {
 const CORE: &str = "tencent.com/vcuda-core";
 /// Memory in bytes.
 const MEMORY: &str = "tencent.com/vcuda-memory";
-/// A list of device nodes, as `/dev/nvidia0,/dev/nvidia1`.
+/// A list of device nodes, such as `/dev/nvidia0,/dev/nvidia1`.
 const DEVICE: &str = "tencent.com/vcuda-device";
-/// The most compute in percent, idle time included. Pods carry this annotation, the other three only
+/// The most compute in percent, idle time included. This annotation is on pods; the other three are only on
 /// containers.
 const CORE_LIMIT: &str = "tencent.com/vcuda-core-limit";
 const MOUNT: &str = "/etc/vcuda";
@@ -66,7 +67,7 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(vec![claim])
 }
 
-/// The annotation of this name. The others are no complete request without it, so its absence is an error.
+/// The annotation with this name. Without it the others are not a complete request, so its absence is an error.
 fn needed<'a>(words: &Words<'a>, key: &str) -> Result<Word<'a>, RequestError> {
     let known = [DEVICE, CORE, MEMORY].into_iter().find_map(|key| words.annotation(key));
     let Some(known) = known.or_else(|| mount(words)) else {
@@ -125,8 +126,8 @@ fn part(words: &Words, core: Word, percent: u64, device: Word, gpus: &[&Gpu]) ->
     Ok(Claim { burst: burst(words, core, percent)?, ..claim })
 }
 
-/// The most compute that may be used in idle time. It raises what the container was granted, so a strict node
-/// accepts it only from a word that may grant there.
+/// The most compute that may be used in idle time. It raises what the container was granted, so a strict node accepts
+/// it only from a word that may grant there.
 fn burst(words: &Words, core: Word, percent: u64) -> Result<Option<Cores>, RequestError> {
     let Some(word) = words.annotation(CORE_LIMIT) else { return Ok(None) };
     let most = quantity::whole::<u64>(word.value).filter(|most| *most >= percent);

@@ -16,7 +16,7 @@ pub(super) static DIALECT: Dialect = Dialect {
 
 const INDEX: &str = "GPU_IDX";
 const MEMORY: &str = "GPU_CONTAINER_MEM";
-/// 0 is no limit: xGPU then gives time slices by its policy alone.
+/// 0 means no limit: xGPU then schedules time slices by its policy alone.
 const PERCENT: &str = "GPU_CONTAINER_QUOTA_PERCENT";
 
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {

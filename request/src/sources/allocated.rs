@@ -1,15 +1,14 @@
-//! Reads what kubelet allocated to a container, as the node's agent noted it. It is believed like what the
-//! node itself reserved: other words may ask for less, and on a strict node variables grant nothing beside
-//! it.
+//! Reads what kubelet allocated to a container, as recorded by the node's agent. It is trusted like a reservation of
+//! the node itself: other words may ask for less, and on a strict node variables grant nothing in addition.
 //!
-//! An amount that was allocated is granted. GPUs without an amount only bound what other words ask for.
+//! Allocated amounts are granted. GPUs without an amount only limit what other words ask for.
 
 use gpushare_claims::{
     Allocated, AllocatedPart, Amount, Cap, Claim, MemoryRequest, NodeGpus, Rank, RequestError, Scope, Span,
     Words,
 };
 
-/// The claims of what was allocated.
+/// The claims of kubelet's allocations.
 pub(crate) fn claims(words: &Words, node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
     let Some(Allocated(parts)) = words.container.allocated() else { return Ok(Vec::new()) };
     let (named, counted): (Vec<_>, Vec<_>) = parts.iter().partition(|part| part.gpu.is_some());
@@ -44,7 +43,7 @@ fn of_count(part: &AllocatedPart) -> Claim {
 /// One claim for all of them: the container gets each.
 fn of_gpus(parts: &[&AllocatedPart], node: NodeGpus) -> Result<Claim, RequestError> {
     let is_counted = parts.iter().any(|part| amount(part) != Amount::default());
-    // Beside a part of one GPU, another that is given whole is all of it.
+    // If one GPU is given in part, another that is given whole counts as all of it.
     let whole = || Amount { memory: Some(MemoryRequest::Percent(100)), cores: None };
     let mut gpus = Vec::new();
     let mut particular = Vec::new();
@@ -119,7 +118,7 @@ mod tests {
         // A whole GPU, of which the container wants a part.
         let request = asked(&[part(Some(2), None)], &["GPUSHARE_MEMORY=6GiB"], &policy).unwrap();
         assert_eq!((request.memory, request.devices), (bytes(6), on(2)));
-        // An amount: the variables may ask for less of it, and the list of an image is none.
+        // An amount: the variables may ask for less, and an image's list is no request.
         let amount = [part(Some(2), Some(4))];
         for (env, want) in [
             (&["NVIDIA_VISIBLE_DEVICES=all"][..], 4),
@@ -168,7 +167,7 @@ mod tests {
         let request = asked(&both, &["NVIDIA_VISIBLE_DEVICES=all"], &strict()).unwrap();
         assert_eq!(request.on(four()[0].uuid).memory, bytes(4));
         assert_eq!(request.on(four()[1].uuid).memory, MemoryRequest::Percent(100));
-        // A count of another system beside it widens nothing.
+        // A count from another system does not widen it.
         let counted = AllocatedPart { by: "example.com/slots".into(), ..part(None, Some(60)) };
         for env in ["GPUSHARE_MEMORY=10GiB", "GPUSHARE_DEVICES=1"] {
             let told = asked(&[part(Some(0), Some(4)), counted.clone()], &[env], &strict());

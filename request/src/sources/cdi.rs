@@ -1,10 +1,9 @@
 //! Reads gpushare's own CDI names as requests: `gpushare.io/share=4GiB`, `gpushare.io/gpu=0`.
 //!
 //! They appear in annotations `cdi.k8s.io/*`, in `NVIDIA_VISIBLE_DEVICES`, and in variables `GPUSHARE_CDI_*`.
-//! gpushare's CDI files set the latter, so that the name remains when an engine has applied it; the same name
-//! may then be met twice. A name is turned into entries of gpushare's own keys, and the same rules of
-//! contradiction apply. No name is trusted: CRI-O passes every annotation of a pod, and anybody can set
-//! variables.
+//! gpushare's CDI files set the latter, so that the name remains after an engine has applied it; the same name may
+//! then appear twice. A name becomes entries of gpushare's own keys, and the same contradiction rules apply. No name
+//! is trusted: CRI-O passes every annotation of a pod, and anybody can set variables.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,17 +21,17 @@ use gpushare_claims::{
 pub const SHARE_KIND: &str = "gpushare.io/share";
 /// The CDI kind of a whole GPU.
 pub const GPU_KIND: &str = "gpushare.io/gpu";
-/// Prefix of the variables that gpushare's CDI files set. Each device has a variable of its own, so several
-/// devices add up even where an engine keeps only one entry for each name.
+/// Prefix of the variables that gpushare's CDI files set. Each device has its own variable, so several devices add up
+/// even if an engine keeps only one entry for each name.
 pub const VARIABLE: &str = "GPUSHARE_CDI_";
 
-/// The name of a share: its memory, and after a dash perhaps its compute in percent. CDI allows no `%` in
+/// The name of a share: its memory, optionally followed by a dash and its compute in percent. CDI allows no `%` in
 /// names, so `25pct` stands for a quarter of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareName {
     /// Memory in bytes or in percent of the GPU.
     pub memory: MemoryRequest,
-    /// Percent of compute; `None` takes the node's default.
+    /// Percent of compute; `None` uses the node's default.
     pub cores: Option<Cores>,
 }
 
@@ -57,7 +56,7 @@ fn values(name: &str) -> (String, Option<&str>) {
     (memory, cores)
 }
 
-/// A CDI name of gpushare's vendor, `gpushare.io`.
+/// A CDI name under gpushare's vendor, `gpushare.io`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name<'a> {
     /// [`SHARE_KIND`] or [`GPU_KIND`].
@@ -104,19 +103,19 @@ pub(crate) fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestEr
     Ok(entries)
 }
 
-/// Whether the bundle names one of gpushare's CDI devices. It reads only the bundle.
+/// Whether the bundle names one of gpushare's CDI devices. Reads only the bundle.
 pub(crate) fn is_named(words: &Words) -> bool {
     qualified::annotated(words).any(|(_, name)| is_ours(name))
         || !words.policy.ignore_env && words.variables().any(|word| is_its(word.key))
         || list::lists(words).iter().any(|word| items(word.value).any(is_ours))
 }
 
-/// Whether a variable is one of these devices'. Those of claims are read elsewhere, under other rules.
+/// Whether a variable belongs to one of these devices. Variables of claims are read elsewhere, under other rules.
 fn is_its(variable: &str) -> bool {
     variable.starts_with(VARIABLE) && !variable.starts_with(reserved::VARIABLE)
 }
 
-/// The names of gpushare's CDI devices, each once, in the order in which they are found.
+/// The names of gpushare's CDI devices, each once, in the order found.
 fn names<'a>(words: &Words<'a>) -> Result<Vec<Name<'a>>, RequestError> {
     let mut texts: Vec<&str> =
         qualified::annotated(words).map(|(_, name)| name).filter(|name| is_ours(name)).collect();
@@ -146,8 +145,8 @@ fn names<'a>(words: &Words<'a>) -> Result<Vec<Name<'a>>, RequestError> {
     Ok(names)
 }
 
-/// The names in lists of GPUs. Where the settings forbid reading them there, a name is an error: the
-/// container must not start without the GPU that it names, nor with all of another one.
+/// The names in lists of GPUs. If the settings forbid reading them there, a name is an error: the container must not
+/// start without the GPU that it names, or with all of another one.
 fn listed<'a>(words: &Words<'a>) -> Result<Vec<&'a str>, RequestError> {
     let unread = match words.policy {
         Policy { ignore_env: true, .. } => Some("request.env"),

@@ -1,4 +1,4 @@
-//! One of gpushare's own keys with its value. It was written by its name, or by a CDI device that stands for
+//! One of gpushare's own keys with its value. It was written under its own name, or as a CDI device that stands for
 //! it.
 
 use std::borrow::Cow;

@@ -2,8 +2,8 @@
 //!
 //! Grammar and precedence are those of NVIDIA's toolkit (internal/config/image/cuda_image.go, devices.go):
 //! `void` anywhere wins, then the first of `all` and `none`. Items are trimmed, and empty ones are dropped.
-//! docker puts its own entry after those of image and user, so outside CRI only the last entry counts. CUDA
-//! images set `all`, so it names no GPU in particular: it means every GPU that other words allow.
+//! docker puts its own entry after those of image and user, so outside CRI only the last entry counts. CUDA images set
+//! `all`, so it names no particular GPU: it means every GPU that other words allow.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use gpushare_claims::{
     Word, Words, conflict, contains,
 };
 
-/// Variables for what NVIDIA's toolkit gives besides GPUs. A share does not include it.
+/// Variables for devices other than GPUs that NVIDIA's toolkit gives. A share does not include them.
 const UNGIVEN: [&str; 7] = [
     "NVIDIA_GDS",
     "NVIDIA_MOFED",
@@ -28,14 +28,14 @@ const UNGIVEN: [&str; 7] = [
     "NVIDIA_MIG_MONITOR_DEVICES",
 ];
 
-/// The annotation that keeps a granted bundle's list, which the wrapper replaced by `void`. A later run of
-/// the same bundle reads it and so asks for the same.
+/// The annotation that keeps a granted bundle's list, which the wrapper replaced with `void`. A later run of the same
+/// bundle reads it and so asks for the same.
 pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
 /// The annotation's value for [`Kept::Nothing`].
 const NOT_KEPT: &str = "write-the-bundle-anew";
 
-/// The value of [`GRANTED_LIST`] for the entries as they were `written`; `None` where no entry says anything.
-/// In a pod every entry counts, elsewhere only the last.
+/// The value of [`GRANTED_LIST`] for the entries as they were `written`; `None` if no entry says anything. In a pod
+/// every entry counts, elsewhere only the last.
 pub fn kept_list(written: &[String], engine: Engine, kept: &Kept) -> Option<String> {
     let is_word = |list: &&String| !matches!(list.as_str(), "" | "void");
     let last = written.last().filter(is_word);
@@ -49,12 +49,12 @@ pub fn kept_list(written: &[String], engine: Engine, kept: &Kept) -> Option<Stri
     chosen.map(|list| kept_of(list, kept))
 }
 
-/// Names of gpushare's own CDI devices are kept in the list, since they may state a limit.
+/// Names of gpushare's own CDI devices stay in the list, since they may state a limit.
 fn kept_of(written: &str, kept: &Kept) -> String {
     match kept {
         Kept::AsWritten => written.to_owned(),
-        // The list is a word such as `all`. It names no GPU in particular, and the meaning of other words may
-        // depend on it.
+        // The list is a word such as `all`. It names no particular GPU, and the meaning of other words may depend on
+        // it.
         _ if word(written).is_some() => written.to_owned(),
         // The mounts stay in the bundle too, and they name the GPUs.
         Kept::Granted(_) if is_volumes(written) => written.to_owned(),
@@ -66,14 +66,13 @@ fn kept_of(written: &str, kept: &Kept) -> String {
     }
 }
 
-/// The list that an earlier grant kept. A pod can write the annotation too, so it counts only beside the hook
+/// The list that an earlier grant kept. A pod can write the annotation too, so it counts only together with the hook
 /// of that grant.
 fn granted_list(container: &Container) -> Option<&str> {
     container.annotations().get(GRANTED_LIST).filter(|_| container.ran_before()).map(String::as_str)
 }
 
-/// The distinct lists that count. In a bundle that is run again, `void` is replaced by the list from before
-/// the grant.
+/// The distinct lists that count. In a bundle that runs again, `void` is replaced with the list from before the grant.
 pub(crate) fn lists<'a>(words: &Words<'a>) -> Vec<Word<'a>> {
     let granted = granted_list(words.container);
     let kept = |word: Word<'a>| Word {
@@ -88,20 +87,20 @@ pub(crate) fn lists<'a>(words: &Words<'a>) -> Vec<Word<'a>> {
     all.filter(|word| met.insert(word.value)).collect()
 }
 
-/// What one list says, before it is compared with the node's GPUs.
+/// The meaning of one list, before it is compared with the node's GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Listed {
-    /// The list names no GPU by itself: it is empty, or other sources read what it names.
+    /// The list names no GPU by itself: it is empty, or other sources read its names.
     Nothing,
-    /// `none`, or `void`, which is written where CDI gives the devices or by someone who wants none.
+    /// `none` or `void`. `void` is also written if CDI gives the devices.
     NoGpu,
     All,
-    /// These GPUs, doubles dropped.
+    /// These GPUs, without duplicates.
     These(Vec<DeviceSelector>),
 }
 
-/// The container's GPUs in the order by which limits count positions: those of an explicit list, else those
-/// that were handed over, else all where the list says `all`. `None` where nothing names a GPU.
+/// The container's GPUs in the order by which limits count positions: those of an explicit list, else those that were
+/// handed over, else all if the list says `all`. `None` if nothing names a GPU.
 pub(crate) fn named<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -150,8 +149,8 @@ pub(crate) fn limited<'a>(
     named.ok_or_else(|| RequestError::LimitWithoutGpu { by: limit.to_string() })
 }
 
-/// Refuses limits that differ between GPUs where only device nodes name the GPUs. The order of nodes does not
-/// tell which limit belongs to which GPU, so a list is needed.
+/// Refuses limits that differ between GPUs if only device nodes name the GPUs. The order of nodes does not show which
+/// limit belongs to which GPU, so a list is needed.
 pub(crate) fn refuse_order(
     claims: &[Claim],
     (list, limit): (Word, Word),
@@ -171,13 +170,13 @@ pub(crate) fn refuse_order(
     ))
 }
 
-/// Whether a list, or what was handed over, names GPUs in particular. It reads only the bundle.
+/// Whether a list, or a handed-over device, names particular GPUs. Reads only the bundle.
 pub(crate) fn names_particular_gpus(words: &Words) -> bool {
     let names = |list: &str| word(list).is_none() && items(list).next().is_some();
     handed::is_handed(words) || lists(words).iter().any(|list| names(list.value))
 }
 
-/// Whether a list names GPUs or `all`. An empty list of another writer then says nothing.
+/// Whether a list names GPUs or `all`. Another writer's empty list then says nothing.
 pub(crate) fn names_gpus(words: &Words) -> bool {
     names_particular_gpus(words) || lists(words).iter().any(|list| word(list.value) == Some("all"))
 }
@@ -192,8 +191,8 @@ pub(crate) fn asks(words: &Words) -> bool {
     words.policy.nvidia != NvidiaPolicy::Ignore && lists(words).iter().any(|list| asks(list.value))
 }
 
-/// The claims of the lists: which GPUs, no amounts. A device plugin's sentinel is left out where another
-/// source names the GPU (`is_named`).
+/// The claims of the lists: which GPUs, no amounts. Skips a device plugin's sentinel if another source names the GPU
+/// (`is_named`).
 pub(crate) fn claims<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -211,11 +210,11 @@ pub(crate) fn claims<'a>(
     for (word, listed) in &parsed {
         let claim = Claim { asks, ..Claim::by(*word) };
         match listed {
-            // Beside another list, `all` is the pod's own wish for more than the plugin gave. Beside `void`
-            // it comes from the image.
+            // Together with another list, `all` is the pod's own wish for more than the plugin gave. Together with
+            // `void` it comes from the image.
             Listed::All if naming > 1 => {
                 every(*word, node)?;
-                claims.push(claim.naming(&node.all())); // a bound, whatever the other list names
+                claims.push(claim.naming(&node.all())); // a bound, regardless of the other list
             }
             Listed::All => every(*word, node).map(|_| claims.push(claim))?,
             Listed::These(selectors) => claims.push(claim.naming(&node.find_each(DEVICES, selectors)?)),
@@ -229,8 +228,8 @@ pub(crate) fn claims<'a>(
     Ok(claims)
 }
 
-/// Refuses a bundle where one entry wants GPUs and another wants none. `void` may stand beside a list if
-/// nodes were handed over.
+/// Refuses a bundle in which one entry wants GPUs and another wants none. `void` may accompany a list if nodes were
+/// handed over.
 fn refuse_contradiction(words: &Words, lists: &[(Word, Listed)]) -> Result<(), RequestError> {
     let names = lists.iter().find(|(_, listed)| matches!(listed, Listed::These(_) | Listed::All));
     let denies = lists.iter().find(|(_, listed)| *listed == Listed::NoGpu);
@@ -246,7 +245,7 @@ pub(crate) fn denial<'a>(words: &Words<'a>) -> Option<Word<'a>> {
     lists.filter(|list| word(list.value) == Some("none")).find(|_| !handed::is_handed(words))
 }
 
-/// Whether `granted` are the list's GPUs in the list's order, whether its numbers are indexes or minors.
+/// Whether `granted` are the list's GPUs in the list's order, whether its numbers are read as indexes or as minors.
 /// Limits may count by position.
 pub(crate) fn is_in_order<'a>(words: &Words<'a>, node: NodeGpus<'a>, granted: &[GpuUuid]) -> bool {
     let list = |meaning| {
@@ -254,7 +253,7 @@ pub(crate) fn is_in_order<'a>(words: &Words<'a>, node: NodeGpus<'a>, granted: &[
         Some(gpus.iter().map(|gpu| gpu.uuid).collect::<Vec<_>>())
     };
     let lists = [IndexMeaning::Pci, IndexMeaning::Minor].map(list);
-    // A single GPU is at the first position in any case.
+    // A single GPU is always at the first position.
     let mut lengths = lists.iter().flatten().map(Vec::len).peekable();
     let single = lengths.peek().is_some() && lengths.all(|length| length == 1);
     single && granted.len() == 1 || lists.iter().all(|list| list.as_deref() == Some(granted))
@@ -266,7 +265,7 @@ pub(crate) fn is_volumes(list: &str) -> bool {
     list.strip_suffix('/').unwrap_or(list) == VOLUMES
 }
 
-/// Parses the list `said`. Names of gpushare's own CDI devices in it are read in [`super::cdi`].
+/// Parses the list `said`. [`super::cdi`] reads the names of gpushare's own CDI devices in it.
 fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, RequestError> {
     refuse_sentinel(said)?;
     if said.value == NOT_KEPT {
@@ -286,7 +285,7 @@ fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, Re
         }
         return match handed::volumes(words)?.is_empty() {
             true => Err(said.wrong("no mount below that folder names a GPU; see the device plugin's log")),
-            false => Ok(Listed::Nothing), // the mounts are a source of their own
+            false => Ok(Listed::Nothing), // the mounts are a separate source
         };
     }
     let others = items(said.value).filter(|item| !names::is_ours(item));
@@ -294,7 +293,7 @@ fn parsed(words: &Words, said: Word, meaning: IndexMeaning) -> Result<Listed, Re
         said,
         others.map(|item| match qualified::specified(words, said, item)? {
             Some(nodes) => Ok(nodes),
-            // The device nodes that came with the name tell which GPU it is.
+            // The device nodes that came with the name identify the GPU.
             None if names::device(item).is_some_and(|device| !names::tells_gpu(device))
                 && handed::is_handed(words) =>
             {

@@ -5,7 +5,7 @@ use gpushare_inventory::{Gpu, GpuUuid};
 use gpushare_claims::{DeviceSelector, IndexMeaning, NodeGpus, RequestError, Word, shortened};
 
 const OUR_VENDOR: &str = "gpushare.io/";
-/// A word that names GPUs, and the GPUs, doubles dropped.
+/// A word that names GPUs, and the GPUs, without duplicates.
 pub(crate) type Gpus<'a> = (Word<'a>, Vec<&'a Gpu>);
 
 /// NVIDIA's variable with the list of GPUs. Its items may also be names of CDI devices.
@@ -13,11 +13,11 @@ pub(crate) const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The most GPUs that one container can have.
 const MOST: usize = 16;
 
-/// The remedy where a name means a MIG instance, but does not tell which.
+/// The remedy for a name that refers to a MIG instance without saying which.
 pub(crate) const NO_PART: &str =
     "it means a MIG instance and does not tell which: name it by UUID (MIG-…) or as GPU:INSTANCE (0:1)";
 
-/// Parses names of GPUs; doubles are dropped.
+/// Parses names of GPUs, without duplicates.
 pub(crate) fn selectors<'a>(
     said: Word,
     names: impl Iterator<Item = &'a str>,
@@ -26,12 +26,12 @@ pub(crate) fn selectors<'a>(
     each_once(said, names.map(|name| Ok(vec![selector(said, name, meaning)?])))
 }
 
-/// The GPU of this name, by index where it is a number.
+/// The GPU with this name; a number is an index.
 pub(crate) fn gpu<'a>(said: Word, name: &str, node: NodeGpus<'a>) -> Result<&'a Gpu, RequestError> {
     node.find(said.key, &selector(said, name, IndexMeaning::Pci)?)
 }
 
-/// The GPUs in the word's list, doubles dropped.
+/// The GPUs in the word's list, without duplicates.
 pub(crate) fn gpus<'a>(
     said: Word,
     node: NodeGpus<'a>,
@@ -40,7 +40,7 @@ pub(crate) fn gpus<'a>(
     node.find_each(said.key, &selectors(said, items(said.value), meaning)?)
 }
 
-/// Joins what the items name; doubles are dropped. More than [`MOST`] GPUs are an error.
+/// Joins the GPUs that the items name, without duplicates. More than [`MOST`] GPUs are an error.
 pub(crate) fn each_once(
     said: Word,
     items: impl Iterator<Item = Result<Vec<DeviceSelector>, RequestError>>,
@@ -60,7 +60,7 @@ pub(crate) fn each_once(
     Ok(list)
 }
 
-/// Parses the name of one GPU: an index, a UUID or its beginning, or a CDI name that ends in one of these.
+/// Parses the name of one GPU: an index, a UUID or its prefix, or a CDI name that ends in one of these.
 pub(crate) fn selector(
     said: Word,
     item: &str,
@@ -85,15 +85,15 @@ pub(crate) fn selector(
     }
 }
 
-/// The amount in the text that Aliyun's device plugin writes as the list of GPUs where it found no pod for an
-/// allocation: `no-gpu-has-8MiB-to-run`. `None` for any other list.
+/// The amount in the text that Aliyun's device plugin writes as the list of GPUs if it found no pod for an allocation:
+/// `no-gpu-has-8MiB-to-run`. `None` for any other list.
 pub(crate) fn is_sentinel(list: &str) -> Option<&str> {
     let amount = list.strip_prefix("no-gpu-has-").and_then(|rest| rest.strip_suffix("-to-run"));
     amount.filter(|amount| amount.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Refuses that text as a list of GPUs. Kubelet takes such an allocation for a success, and a runtime that
-/// reads the text as a list would give the container no GPU or every GPU.
+/// Refuses that text as a list of GPUs. Kubelet treats such an allocation as a success, and a runtime that reads the
+/// text as a list would give the container no GPU or every GPU.
 pub(crate) fn refuse_sentinel(said: Word) -> Result<(), RequestError> {
     match is_sentinel(said.value) {
         Some(amount) => Err(said.wrong(format!(
@@ -105,13 +105,13 @@ pub(crate) fn refuse_sentinel(said: Word) -> Result<(), RequestError> {
     }
 }
 
-/// The items of a comma list, trimmed, without empty ones.
+/// The items of a comma-separated list, trimmed, without empty ones.
 pub(crate) fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
-/// The word (`void`, `all` or `none`) that decides what the whole list means. A CDI name of all GPUs counts
-/// as `all`.
+/// The word (`void`, `all` or `none`) that decides the meaning of the whole list. A CDI name for all GPUs counts as
+/// `all`.
 pub(crate) fn word(text: &str) -> Option<&str> {
     let plain = |item| device(item).filter(|device| *device == "all").unwrap_or(item);
     let void = items(text).find(|item| *item == "void");
@@ -123,9 +123,9 @@ pub(crate) fn is_ours(item: &str) -> bool {
     item.starts_with(OUR_VENDOR)
 }
 
-/// The GPU's name in a qualified CDI name. Of NVIDIA's names, under any of its vendor names, this is the part
-/// after `=`. Of another vendor's it is only a UUID. `None` for anything else, such as gds, mofed, gdrcopy,
-/// nvswitch or imex-channel, which are used together with GPUs.
+/// The GPU's name in a qualified CDI name. For NVIDIA's names, under any of its vendor names, this is the part after
+/// `=`. For another vendor's it is only a UUID. `None` for anything else, such as gds, mofed, gdrcopy, nvswitch or
+/// imex-channel, which are used together with GPUs.
 pub(crate) fn device(item: &str) -> Option<&str> {
     let (kind, name) = item.split_once('=')?;
     let (vendor, class) = kind.split_once('/')?;
@@ -136,15 +136,14 @@ pub(crate) fn device(item: &str) -> Option<&str> {
     let index = index.filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()));
     let index = index.or_else(|| name.strip_prefix("mig").filter(|part| is_part(part))); // mig0:1 of type-index
     match class {
-        // Of another vendor's device only a UUID tells the GPU. A number may be that of a network card.
+        // In another vendor's device only a UUID identifies the GPU. A number may be that of a network card.
         _ if !is_nvidias => {
             Some(name).filter(|name| name.parse::<GpuUuid>().is_ok() || name.starts_with("MIG-"))
         }
         _ if class == "gpu" || is_dras => Some(index.unwrap_or(name)),
-        // A single number is that of a MIG instance on some GPU.
+        // A single number is that of a MIG instance on an unspecified GPU.
         _ if class.starts_with("mig") => Some(if is_part(name) { name } else { PART }),
-        // These GPUs are passed through to virtual machines. The whole item is no valid name, so it is
-        // refused later.
+        // These GPUs are passed through to virtual machines. The whole item is no valid name, so it is refused later.
         _ if class.starts_with("pgpu") => Some(item),
         _ => None,
     }
@@ -153,14 +152,14 @@ pub(crate) fn device(item: &str) -> Option<&str> {
 /// Prefix of the names of MIG instances.
 const PART: &str = "MIG-";
 
-/// Whether the name is that of a MIG instance: `MIG-…`, or `0:1` for the second instance of the first GPU.
+/// Whether the name refers to a MIG instance: `MIG-…`, or `0:1` for the second instance of the first GPU.
 pub(crate) fn is_part(name: &str) -> bool {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     name.strip_prefix(PART).is_some_and(|rest| !rest.is_empty())
         || name.split_once(':').is_some_and(|(gpu, part)| digits(gpu) && digits(part))
 }
 
-/// Whether a name that [`device`] returned tells by itself which GPU it is, or that it is a MIG instance.
+/// Whether a name that [`device`] returned identifies the GPU by itself, or says that it is a MIG instance.
 pub(crate) fn tells_gpu(device: &str) -> bool {
     device == "all" || device == PART || device.parse::<DeviceSelector>().is_ok()
 }

@@ -1,8 +1,8 @@
 //! Reads gpushare's own keys: annotations `alloc.gpushare.io/NAME` (trusted), `gpushare.io/NAME` and
 //! `gpushare.io/CONTAINER.NAME`, and variables `GPUSHARE_NAME`.
 //!
-//! All occurrences count. Differing values of one rank are a conflict on every node, also on one that cuts
-//! other systems' values.
+//! All occurrences count. Differing values of one rank are a conflict on every node, even on a node that cuts other
+//! systems' values.
 
 use gpushare_inventory::{DeviceMemory, Gpu, Profile};
 
@@ -34,19 +34,19 @@ const NAMES: [&str; 15] = [
 ];
 /// Memory of one share that the whole pod holds: `memory` and `scope` in one key.
 const POD_MEMORY: &str = "pod-memory";
-/// The GPU of which a device plugin gave the compute, where another resource of it gave the memory: kubelet
-/// lets a plugin choose each by itself, and of two that write one annotation only one is heard.
+/// The GPU whose compute a device plugin gave while another of its resources gave the memory. Kubelet lets a plugin
+/// choose each independently, and if both wrote the same annotation, only one would take effect.
 const CORES_DEVICES: &str = "cores-devices";
-/// GPUs that a device plugin gave whole. What it gave of another resource beside them says nothing then.
+/// GPUs that a device plugin gave whole. The plugin's other resources then say nothing.
 const WHOLE_DEVICES: &str = "whole-devices";
-/// The system in whose words programs in the container are told what they have.
+/// The system in whose words programs in the container read their grant.
 const TOLD: &str = "words";
 const TRUSTED: &str = "alloc.gpushare.io/";
-/// The prefix of the annotations by which a pod's author asks.
+/// The prefix of the annotations with which a pod's author makes a request.
 pub const ANNOTATION: &str = "gpushare.io/";
 const VARIABLE: &str = "GPUSHARE_";
-/// Prefixes of variables that are no keys of a request: they configure gpushare's tools and the simulated
-/// driver, or they hold CDI names, which are read in [`cdi`].
+/// Prefixes of variables that are not request keys: they configure gpushare's tools and the simulated driver, or they
+/// hold CDI names, which are read in [`cdi`].
 const OUR_VARIABLES: [&str; 3] = ["GPUSHARE_CONFIG", "GPUSHARE_SIMULATOR", cdi::VARIABLE];
 
 /// Whether the bundle holds one of gpushare's keys, valid or not.
@@ -54,8 +54,8 @@ pub(crate) fn asks(words: &Words) -> bool {
     entries(words).map_or(true, |entries| !entries.is_empty())
 }
 
-/// The words without those of a system whose resources a device plugin of gpushare serves: the plugin's own
-/// keys say what was given, and the container's programs are told it in those words.
+/// The words without those of a system whose resources a gpushare device plugin serves: the plugin's own keys state
+/// the grant, and the container's programs read it in the words of that system.
 pub(crate) fn untold<'a>(words: Words<'a>) -> Words<'a> {
     match told(&words) {
         None => words,
@@ -63,7 +63,7 @@ pub(crate) fn untold<'a>(words: Words<'a>) -> Words<'a> {
     }
 }
 
-/// The system in whose words the container is told what it has.
+/// The system in whose words the container reads its grant.
 pub(crate) fn told(words: &Words) -> Option<Told> {
     let key = format!("{TRUSTED}{TOLD}");
     let value = words.container.annotations().get(&key)?;
@@ -77,7 +77,7 @@ pub(crate) fn told(words: &Words) -> Option<Told> {
     }
 }
 
-/// The first of gpushare's variables, where the settings say that variables are not read.
+/// The first of gpushare's variables, if the settings say that variables are not read.
 pub(crate) fn unread<'a>(words: &Words<'a>) -> Option<Word<'a>> {
     let named = |word: &Word| is_variable(word.key) || word.key.starts_with(cdi::VARIABLE);
     words.variables().find(named).filter(|_| words.policy.ignore_env)
@@ -139,7 +139,7 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(match key.name {
             "memory" => claim.each(Amount { memory: Some(key.parse()?), cores: None }),
             "cores" => {
-                // 100 % stays a percentage here, so it counts before another system's word for no limit.
+                // 100 % stays a percentage here, so it takes precedence over another system's word for no limit.
                 let cap = Cap::Percent(key.parse()?);
                 Claim { burst: self.lifted()?, ..claim.each(Amount::cores(cap)) }
             }
@@ -201,9 +201,9 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(gpus)
     }
 
-    /// Refuses `mode=exclusive` beside a part of memory or compute, and `mode=time-slice` beside a limit,
-    /// which nobody would hold. Memory beside turns is a need where a pod's author wrote both: elsewhere one
-    /// of them may be the image's, whose annotations podman passes on.
+    /// Refuses `mode=exclusive` together with a part of memory or compute, and `mode=time-slice` together with a
+    /// limit, which nothing would enforce. Memory with time-slice is an expected need if a pod's author wrote both.
+    /// Elsewhere one of them may come from the image, whose annotations podman passes on.
     fn refuse_part_of_whole(&self, words: &Words) -> Result<(), RequestError> {
         if let Some(mode) = self.named("mode").filter(|mode| mode.value == Mode::TimeSlice.name())
             && let Some(limit) = self
@@ -234,8 +234,8 @@ fn blank(key: &Entry) -> Claim {
     Claim { by: key.to_string(), span: Span::One, takes_defaults: true, ..Claim::by(word) }
 }
 
-/// Refuses a key that speaks for the whole pod in a variable, since the image's author could write it, and in
-/// a bundle that names no pod.
+/// Refuses a key that speaks for the whole pod in a variable, since the image's author could write it, and in a bundle
+/// that names no pod.
 fn of_pod(key: &Entry, scope: Scope, container: &Container) -> Result<(), RequestError> {
     let wrong = |why: String| Err(key.malformed(ValueError::Foreign(why)));
     match (scope, container.sandbox()) {
@@ -250,7 +250,7 @@ fn of_pod(key: &Entry, scope: Scope, container: &Container) -> Result<(), Reques
     }
 }
 
-/// Whether two entries of one key mean the same, as 4Gi and 4GiB do, or 30 and 30%.
+/// Whether two entries of one key mean the same, such as 4Gi and 4GiB, or 30 and 30%.
 fn is_same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
     Ok(match first.name {
         _ if first.value == second.value => true,
@@ -260,8 +260,8 @@ fn is_same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
     })
 }
 
-/// Every entry of gpushare's keys. An annotation for this container replaces the pod's unqualified one of the
-/// same name.
+/// Every entry of gpushare's keys. An annotation for this container replaces the pod's unqualified one with the same
+/// name.
 fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
     let container = words.container;
     let mut entries = Vec::new();
@@ -278,7 +278,7 @@ fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
         };
         let alloc = key.starts_with(TRUSTED);
         let rank = rank_of_annotation(key, container, words.policy);
-        // A setting of trusted keys with too wide patterns does not make these keys a plugin's.
+        // Overly broad patterns in the setting for trusted keys must not turn these keys into a plugin's.
         let rank = if alloc { rank } else { rank.min(Rank::Pod) };
         let known = match rest.split_once('.') {
             Some((other, _)) if Some(other) != name => continue,
@@ -323,9 +323,8 @@ fn variables<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
     Ok(entries)
 }
 
-/// Whether the variable is one of gpushare's keys, in upper or lower case: who writes `gpushare_memory` asks
-/// for a share. Kubernetes sets variables named after every service; those of a service called gpushare are
-/// not counted.
+/// Whether the variable is one of gpushare's keys, in upper or lower case: `gpushare_memory` is a request for a share,
+/// too. Kubernetes sets variables named after every service; those of a service called gpushare do not count.
 pub(crate) fn is_variable(key: &str) -> bool {
     const LENGTH: usize = VARIABLE.len();
     let Some(head) = key.get(..LENGTH.min(key.len())) else { return false };
@@ -334,7 +333,7 @@ pub(crate) fn is_variable(key: &str) -> bool {
     is_ours && !OUR_VARIABLES.iter().any(|ours| key.starts_with(ours)) && !is_of_service(rest)
 }
 
-/// Whether it is a variable that kubelet makes of a service: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT`,
+/// Whether it is a variable that kubelet creates for a service: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT`,
 /// `_PORT_80_TCP…`.
 fn is_of_service(rest: &str) -> bool {
     let mut parts = rest.split('_');
@@ -379,7 +378,7 @@ fn unknown(key: &str) -> RequestError {
 /// neighbour, or the beginning of a name.
 fn likely(text: &str) -> Option<&'static str> {
     let text = text.to_ascii_lowercase().replace('_', "-");
-    // The length is compared first, because the distance is slow to compute for a long text.
+    // Compare the length first, because the distance is slow to compute for a long text.
     let near = |name: &&str| text.len() <= name.len() + 2 && strsim::osa_distance(&text, name) <= 2;
     let nearest = NAMES.into_iter().filter(near).min_by_key(|name| strsim::osa_distance(&text, name));
     let beginning = || NAMES.into_iter().find(|name| name.starts_with(&text));

@@ -1,9 +1,9 @@
 //! Reads qualified names of CDI devices, `vendor/class=name`, in annotations `cdi.k8s.io/*` and in lists of
 //! GPUs.
 //!
-//! An engine that applied a name has put the device's nodes into the bundle, and the annotation repeats it.
-//! containerd 1.6 passes the annotations and applies none; then the name is the request. Most names tell
-//! their GPU by index or UUID; for others the node's CDI files do.
+//! An engine that applied a name has put the device's nodes into the bundle, and the annotation repeats it. containerd
+//! 1.6 passes the annotations and applies none; then the name is the request. Most names identify their GPU by index
+//! or UUID; the node's CDI files identify the rest.
 
 use std::collections::BTreeSet;
 
@@ -29,8 +29,8 @@ pub(crate) fn annotated<'a>(words: &Words<'a>) -> impl Iterator<Item = (Word<'a>
     annotations.flat_map(|word| word.value.split(',').map(move |name| (word, name.trim())))
 }
 
-/// The names in annotations and lists whose GPUs only a CDI file can tell, each once. The result has no
-/// bound: a name that was left out would count for nothing.
+/// The names in annotations and lists whose GPUs only a CDI file can identify, each once. The number of names is
+/// unlimited: an omitted name would count for nothing.
 pub fn cdi_names(container: &Container) -> BTreeSet<&str> {
     let annotations = container.annotations().iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let texts = annotations.filter(|(key, _)| is_of_cdi(key)).chain(container.named(names::DEVICES));
@@ -38,11 +38,10 @@ pub fn cdi_names(container: &Container) -> BTreeSet<&str> {
     names.filter(|name| !names::is_ours(name) && !names::device(name).is_some_and(names::tells_gpu)).collect()
 }
 
-/// The GPUs, by minor, that the node's CDI files list for the CDI device `name`; `None` where they do not
-/// know it.
+/// The GPUs, by minor, that the node's CDI files list for the CDI device `name`; `None` if they do not know it.
 ///
 /// # Errors
-/// When the device is a MIG instance of an untold name, or when it has no GPU node and none was handed over.
+/// If the device is a MIG instance that the name does not identify, or if it has no GPU node and none was handed over.
 pub(crate) fn specified(
     words: &Words,
     word: Word,
@@ -50,10 +49,10 @@ pub(crate) fn specified(
 ) -> Result<Option<Vec<DeviceSelector>>, RequestError> {
     match words.container.cdi_device(name) {
         Some(device) if device.is_part => match names::device(name).is_some_and(names::is_part) {
-            true => Ok(None), // its own name tells which
+            true => Ok(None), // the name itself identifies it
             false => Err(word.wrong(names::NO_PART)),
         },
-        // The handed device nodes tell the GPUs instead.
+        // The handed device nodes identify the GPUs instead.
         Some(device) if device.minors.is_empty() && handed::is_handed(words) => Ok(None),
         Some(device) if device.minors.is_empty() => Err(untold(word, name)),
         device => Ok(device.map(|device| device.minors.iter().copied().map(DeviceSelector::Minor).collect())),
@@ -68,15 +67,14 @@ fn untold(word: Word, name: &str) -> RequestError {
     ))
 }
 
-/// Whether an annotation asks for a GPU: by one of NVIDIA's names, or by a name that the node's CDI files
-/// give a GPU.
+/// Whether an annotation asks for a GPU: by one of NVIDIA's names, or by a name that has a GPU in the node's CDI
+/// files.
 pub(crate) fn asks(words: &Words) -> bool {
     annotated(words)
         .any(|(_, name)| names::device(name).is_some() || words.container.cdi_device(name).is_some())
 }
 
-/// The claims of the annotations: which GPUs, no amounts. Annotations of one rank add up, as their devices
-/// do.
+/// The claims of the annotations: which GPUs, no amounts. Annotations of one rank add up, as their devices do.
 pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let mut by_rank: Vec<Gpus> = Vec::new();
     for (word, name) in annotated(words) {
@@ -99,8 +97,8 @@ pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Cl
     Ok(by_rank.into_iter().map(|(word, gpus)| Claim::by(word).naming(&gpus)).collect())
 }
 
-/// The GPUs of one name. `None` for a name that is no GPU's own, such as one that a DRA driver made, where
-/// handed nodes tell the GPU.
+/// The GPUs of one name. `None` for a name that does not identify a GPU, such as one that a DRA driver made, if handed
+/// nodes identify the GPU.
 fn named<'a>(
     words: &Words,
     node: NodeGpus<'a>,
@@ -138,7 +136,7 @@ mod tests {
         Container::new(owned, env.into_iter().collect())
     }
 
-    /// Reads a container on a node whose CDI files say that `name` has the nodes of these minors.
+    /// Reads a container on a node whose CDI files list the nodes of these minors for `name`.
     fn read(
         container: Container,
         name: &str,

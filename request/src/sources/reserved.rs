@@ -1,10 +1,10 @@
-//! Reads the CDI devices of resource claims. The node's agent makes one for each share that a cluster's
-//! scheduler placed here. Its variable shows the claim's token and names a GPU; how much of it the container
-//! gets stands in the quota store.
+//! Reads the CDI devices of resource claims. The node's agent makes one for each share that a cluster's scheduler
+//! placed here. Its variable shows the claim's token and names a GPU; the size of the container's share is in the
+//! quota store.
 //!
-//! The token is a secret of the node's, so what the store says is believed more than any word of the bundle,
-//! and the variable is read on nodes that read no other variables. A claim's share is neither raised nor
-//! lowered by other words: several containers may hold it together.
+//! The token is a secret of the node, so the store's entry is trusted more than any word of the bundle, and the
+//! variable is read even on nodes that read no other variables. Other words neither raise nor lower a claim's share:
+//! several containers may hold it together.
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 
@@ -27,15 +27,15 @@ pub struct NamedClaim<'a> {
     pub gpus: Vec<GpuUuid>,
 }
 
-/// The value of a claim's variable: for the agent, which writes it.
+/// The value of a claim's variable, for the agent that writes it.
 pub fn claim_value(token: &str, gpu: GpuUuid) -> String {
     format!("{CLAIM_KIND}={token}/{gpu}")
 }
 
-/// The claim that the bundle names; `None` where it names none.
+/// The claim that the bundle names; `None` if it names none.
 ///
 /// # Errors
-/// When a variable holds no such name, or variables name two claims.
+/// If a variable holds no such name, or variables name two claims.
 pub fn named_claim(container: &Container) -> Result<Option<NamedClaim<'_>>, RequestError> {
     let mut found: Option<NamedClaim> = None;
     for (key, value) in container.env().filter(|(key, _)| key.starts_with(VARIABLE)) {
@@ -55,12 +55,12 @@ pub fn named_claim(container: &Container) -> Result<Option<NamedClaim<'_>>, Requ
     Ok(found)
 }
 
-/// Whether the bundle names a claim. It reads only the bundle.
+/// Whether the bundle names a claim. Reads only the bundle.
 pub(crate) fn is_named(words: &Words) -> bool {
     words.container.env().any(|(key, _)| key.starts_with(VARIABLE))
 }
 
-/// The claim of what the node reserved.
+/// The claim of the node's reservation.
 pub(crate) fn claims(words: &Words, node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
     if !is_named(words) {
         return Ok(Vec::new());
@@ -92,10 +92,10 @@ pub(crate) fn claims(words: &Words, node: NodeGpus) -> Result<Vec<Claim>, Reques
     Ok(vec![claim.naming(&gpus)])
 }
 
-/// Marks a request as one for what was reserved.
+/// Marks a request as one that joins the reserved lease.
 ///
 /// # Errors
-/// When other words of the bundle made it less than the claim's share.
+/// If other words of the bundle made it less than the claim's share.
 pub(crate) fn join(request: &mut Request, container: &Container) -> Result<(), RequestError> {
     let Some(reserved) = container.reserved() else { return Ok(()) };
     let is_less = reserved.shares.iter().any(|share| {
@@ -136,7 +136,7 @@ mod tests {
         format!("{VARIABLE}{gpu}={}", claim_value(TOKEN, four()[gpu].uuid))
     }
 
-    /// A container that names a claim of 30 GiB on each of `gpus`, with these words beside it.
+    /// A container that names a claim of 30 GiB on each of `gpus`, with these additional words.
     fn container(gpus: &[usize], annotations: &[(&str, &str)], env: &[&str]) -> Container {
         let annotations = annotations.iter().map(|(key, value)| (key.to_string(), value.to_string()));
         let env = env.iter().map(ToString::to_string).chain(gpus.iter().map(|gpu| variable(*gpu)));

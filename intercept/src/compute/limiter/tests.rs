@@ -29,7 +29,7 @@ impl Bench {
         limiter.ask(&ground, key, *now, timing)
     }
 
-    /// Asks until the launch may go. Returns its pair and how long that took.
+    /// Asks until the launch may go. Returns its pair and the time that this took.
     fn admit(&mut self, key: Key, mut timing: impl FnMut(usize, u64) -> Timing) -> (usize, u64) {
         let start = self.now;
         loop {
@@ -88,8 +88,7 @@ fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
     let (pair, waited) = bench.admit(KERNEL, |_, _| Timing::Running);
     bench.limiter.launched(pair, Some(0));
     assert!((PATIENCE..PATIENCE + 20 * MILLISECOND).contains(&waited), "{waited} ns");
-    // The second launch is waited for once more. After that, launches in a stream that runs wait only for the
-    // share.
+    // The second launch is waited for once more. After that, launches in a running stream wait only for the share.
     let mut total = 0;
     for _ in 0..200 {
         let (pair, waited) =
@@ -135,7 +134,7 @@ fn a_stream_that_stands_still_does_not_take_the_share_from_the_others() {
     assert!(longest < 50 * MILLISECOND, "one waited {longest} ns");
 }
 
-/// A thread that loses the processor in every third launch, or whose driver refuses or loses it.
+/// A thread that loses the processor in every third launch, or whose driver refuses or loses the launch.
 #[test]
 #[cfg_attr(miri, ignore = "takes long, without unsafe code or threads")]
 fn a_launch_that_cannot_be_timed_says_nothing_about_those_before_it() {

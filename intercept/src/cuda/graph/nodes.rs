@@ -1,4 +1,4 @@
-//! Computes what the memory nodes of a graph need, including those of its child graphs.
+//! Computes the memory that the nodes of a graph need, including those of its child graphs.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -28,17 +28,17 @@ struct AllocNode {
     spare: [u64; 8],
 }
 
-/// Not 0 once a graph with a memory node was instantiated. While it is 0, launches cost nothing here. A
-/// forked child keeps the value, which only makes its launches ask.
+/// Not 0 once a graph with a memory node has been instantiated. While it is 0, launches cost nothing here. A forked
+/// child keeps the value, which only makes its launches ask.
 pub(in super::super) static MEMORY_NODES: AtomicU32 = AtomicU32::new(0);
 
-/// What an executable graph needs on each line of the limits file, in bytes, and the device of that line.
+/// The memory that an executable graph needs on each line of the limits file, in bytes, and the device of that line.
 #[derive(Default)]
 pub(super) struct Needs([(u64, Device); MAX_DEVICES]);
 
 impl Needs {
-    /// The memory nodes of `graph`. `None`: a node cannot be read or is on a GPU that is not granted, or the
-    /// kernel gave no memory.
+    /// The memory nodes of `graph`. `None`: a node cannot be read or is on a GPU that is not granted, or the kernel
+    /// provided no memory.
     pub(super) fn of(here: Here, graph: Graph) -> Option<Self> {
         let mut needs = Self::default();
         add_needs(here, graph, &mut needs, DEPTH).then_some(needs)
@@ -56,12 +56,12 @@ impl Needs {
     }
 }
 
-/// Adds the memory nodes of `graph`. False where [`Needs::of`] answers `None`.
+/// Adds the memory nodes of `graph`. False if [`Needs::of`] returns `None`.
 fn add_needs(here: Here, graph: Graph, needs: &mut Needs, depth: u32) -> bool {
     let mut count = 0;
-    // SAFETY: without an array the driver writes the count alone.
+    // SAFETY: without an array the driver writes only the count.
     if unsafe { real::cuGraphGetNodes(graph, core::ptr::null_mut(), &mut count) } != SUCCESS {
-        return depth == DEPTH; // for the caller's own graph the driver's instantiation tells the error
+        return depth == DEPTH; // for the caller's own graph the driver's instantiation reports the error
     }
     if count == 0 {
         return true;
@@ -78,7 +78,7 @@ fn add_needs(here: Here, graph: Graph, needs: &mut Needs, depth: u32) -> bool {
             let node = unsafe { nodes.wrapping_add(index).read() };
             add_node(here, node, needs, depth)
         });
-    // SAFETY: the array was made above and is not used any more.
+    // SAFETY: the array was mapped above and is no longer used.
     unsafe { sys::unmap(address, length) };
     fits
 }
@@ -101,7 +101,7 @@ fn add_node(here: Here, node: usize, needs: &mut Needs, depth: u32) -> bool {
             let mut parameters = core::mem::MaybeUninit::<AllocNode>::zeroed();
             // SAFETY: the node allocates memory, and the structure has the size of the driver's and more.
             let status = unsafe { real::cuGraphMemAllocNodeGetParams(node, parameters.as_mut_ptr().cast()) };
-            // SAFETY: all zero bytes are a valid AllocNode, and so is what the driver writes.
+            // SAFETY: all zero bytes are a valid AllocNode, and the driver also writes a valid one.
             let parameters = unsafe { parameters.assume_init() };
             let [_, device] = parameters.location;
             let line = line_of(here, device);

@@ -1,6 +1,6 @@
-//! Green contexts: parts of a GPU's processors, each with a handle of its own. A green context keeps the
-//! primary context of its device alive, and is made current by a second handle, by which its streams are
-//! known too (CUDA driver API, green contexts).
+//! Green contexts: parts of a GPU's processors, each with its own handle. A green context keeps the primary context of
+//! its device alive. A second handle makes it current and also identifies its streams (CUDA driver API, green
+//! contexts).
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering;
 use super::super::{Context, Device, Here, SUCCESS, Status, after_writing, each_device, here, launch, real};
 use super::{leave, make, settle_primary};
 
-/// Enters the handle by which a green context is made current, in the place of that context.
+/// Replaces the handle of a green context with the context handle that makes it current.
 fn convert(here: Here, green: Context, context: Context) {
     let contexts = &here.state.contexts;
     let _lines = contexts.lines.lock();
@@ -20,11 +20,11 @@ fn convert(here: Here, green: Context, context: Context) {
     }
 }
 
-/// Enters both handles of a green context that was just made: the program need not ask for the second one to
-/// put work into its streams.
+/// Enters both handles of a new green context: the program can put work into its streams without requesting the second
+/// one.
 fn made(here: Here, green: Context) {
     let mut context = 0;
-    // SAFETY: just made; the driver writes one handle.
+    // SAFETY: just created; the driver writes one handle.
     if unsafe { real::cuCtxFromGreenCtx(&mut context, green) } == SUCCESS {
         convert(here, green, context);
     }

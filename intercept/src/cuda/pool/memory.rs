@@ -28,8 +28,8 @@ impl Request {
     }
 }
 
-/// The place of the pool that a request takes; `None` when there is no place left. `Err`: the driver does not
-/// know the pool, and its own answer will say so.
+/// The place of the pool that a request uses; `None` if there is no place left. `Err`: the driver does not know the
+/// pool, and its own answer will say so.
 fn pool_of(here: Here, request: &Request) -> Result<Option<usize>, ()> {
     let Some(pool) = request.pool else {
         let (pool, line) = pool_of_stream(here, request.stream).ok_or(())?;
@@ -49,7 +49,7 @@ struct Source {
     at: usize,
     pool: Pool,
     device: u8,
-    /// The changes of choice that had ended before we looked up this pool.
+    /// The number of changes of choice that had ended before we looked up this pool.
     changes: u32,
 }
 
@@ -59,7 +59,7 @@ struct Given {
     key: u64,
     /// Place of its pool.
     at: usize,
-    /// The pool was destroyed meanwhile, so that nobody can ask any more how much it grew.
+    /// The pool was destroyed in the meantime, so its growth can no longer be found out.
     is_of_destroyed: bool,
 }
 
@@ -81,15 +81,15 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
     let growth = charged(request.bytes).checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
     let mut charge = Charge::take_once(here, known.device, growth);
     if charge.is_none() {
-        // This comes before the charge that has all families give back unused memory, which would take the
-        // pools' own room away. SAFETY: as our caller says.
+        // Try this before the charge that makes all families release unused memory, which would remove the pools' own
+        // room. SAFETY: the caller guarantees this.
         if let Some(status) = unsafe { allocate_from_room(here, request, source, pointer, &call) } {
             return status;
         }
         charge = Charge::take(here, known.device, growth);
     }
     let Some(charge) = charge else { return OUT_OF_MEMORY };
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     match unsafe { give(here, request, source, pointer, &call) } {
         Ok(given) => {
             if given.is_of_destroyed
@@ -104,11 +104,11 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
     }
 }
 
-/// Allocates without a charge, from what the pool has reserved (and has paid) and does not use. `None`: that
-/// is too little, or it is in pieces.
+/// Allocates without a charge, from memory that the pool has reserved (and is charged for) and does not use. `None`:
+/// it is too little or fragmented.
 ///
 /// # Safety
-/// As [`allocate`].
+/// Same as [`allocate`].
 unsafe fn allocate_from_room(
     here: Here,
     request: &Request,
@@ -122,14 +122,14 @@ unsafe fn allocate_from_room(
     if !has_room(source.pool, charged(request.bytes)) {
         return None;
     }
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let untouched = unsafe { read(pointer) };
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let given = match unsafe { give(here, request, source, pointer, call) } {
         Ok(given) => given,
         Err(status) => return Some(status),
     };
-    // Another pool than the one that we asked may have grown from nothing.
+    // Another pool than the expected one may have grown from nothing.
     let before = if given.at == source.at { before } else { 0 };
     if !given.is_of_destroyed && !has_grown_too_much(here, given.at, before) {
         return Some(SUCCESS);
@@ -138,7 +138,7 @@ unsafe fn allocate_from_room(
     let pool = list(here).get(given.at).map_or(0, |known| known.handle);
     undo(here, given.key, pool, request);
     settle_one(here, given.at);
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     unsafe { write(pointer, untouched.unwrap_or(0)) };
     None
 }
@@ -146,7 +146,7 @@ unsafe fn allocate_from_room(
 /// Lets the driver allocate, and enters the result.
 ///
 /// # Safety
-/// As [`allocate`].
+/// Same as [`allocate`].
 unsafe fn give(
     here: Here,
     request: &Request,
@@ -154,11 +154,11 @@ unsafe fn give(
     pointer: *mut u64,
     call: &impl Fn() -> Status,
 ) -> Result<Given, Status> {
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let untouched = unsafe { read(pointer) };
     hold(here, source.at);
     let status = call();
-    // SAFETY: as our caller says.
+    // SAFETY: the caller guarantees this.
     let Some(key) = unsafe { read(pointer) }.filter(|_| status == SUCCESS) else {
         settle_one(here, source.at);
         let_go(here, source.at);
@@ -177,7 +177,7 @@ unsafe fn give(
         let_go(here, source.at);
         let Some(place) = place else {
             undo(here, key, pool, request);
-            // SAFETY: as our caller says.
+            // SAFETY: the caller guarantees this.
             unsafe { write(pointer, untouched.unwrap_or(0)) };
             return Err(OUT_OF_MEMORY);
         };
@@ -188,7 +188,7 @@ unsafe fn give(
     Ok(Given { key, at, is_of_destroyed: !is_known })
 }
 
-/// The pool that gave `key`, where another one may have been chosen between our look-up and the driver's.
+/// The pool that gave `key`, if another one may have been chosen between our look-up and the driver's.
 #[cold]
 fn chosen_meanwhile(here: Here, request: &Request, key: u64) -> Option<Pool> {
     settle_all(here);
@@ -209,22 +209,22 @@ fn let_go(here: Here, at: usize) {
     }
 }
 
-/// Whether `bytes` fit into what the pool has reserved and does not use.
+/// Whether `bytes` fit into the part of the pool's reserve that it does not use.
 fn has_room(pool: Pool, bytes: u64) -> bool {
     let (reserved, used) = (ask(pool, RESERVED), ask(pool, USED));
     matches!((reserved, used), (Ok(reserved), Ok(used)) if reserved.saturating_sub(used) >= bytes)
 }
 
-/// Whether a pool has grown above `before`, its charge at that time, so that the container is beyond its
-/// limit. No growth was charged.
+/// Whether a pool has grown above `before`, its earlier charge, so that the container is over its limit. No growth was
+/// charged.
 fn has_grown_too_much(here: Here, at: usize, before: u64) -> bool {
     let Some(now) = list(here).get(at).copied() else { return false };
     let line = usize::from(now.device);
     now.charged > before && here.book().is_over_limit(line)
 }
 
-/// Takes an allocation back that nobody has paid for: the pool grew, although its free room seemed to suffice
-/// (the room was in pieces), or the pool cannot be followed.
+/// Undoes an allocation that was not charged: the pool grew, although its free room seemed to suffice (it was
+/// fragmented), or the pool cannot be tracked.
 #[cold]
 fn undo(here: Here, key: u64, pool: Pool, request: &Request) {
     let Request { stream, per_thread, .. } = *request;
@@ -249,7 +249,7 @@ fn enter(here: Here, key: u64, size: u64, at: usize, device: u8) {
     }
 }
 
-/// Removes an allocation, which is freed in `queue`, from the count of its pool.
+/// Removes an allocation, which is freed in `queue`, from its pool's count.
 fn leave(here: Here, entry: &Entry, queue: Queue) {
     let mut list = list(here);
     let Some(known) = usize::try_from(entry.extra).ok().and_then(|at| list.get_mut(at)) else { return };

@@ -6,8 +6,7 @@ use super::super::{Device, Here, Pool, SUCCESS, Stream, UNLISTED, each_device, l
 
 const POOL_OF_POINTER: i32 = 17; // CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
 
-/// The device whose pool an allocation on `stream` uses: the device of the stream, not of the thread's
-/// context.
+/// The device whose pool an allocation on `stream` uses: the device of the stream, not of the thread's context.
 fn device_of_stream(stream: Stream) -> Option<Device> {
     let owner = if is_default(stream) { None } else { owner(stream) };
     match owner.filter(|owner| current_handle() != Some(*owner)) {
@@ -25,7 +24,7 @@ pub(super) fn pool_of_stream(here: Here, stream: Stream) -> Option<(Pool, u8)> {
     (status == SUCCESS).then(|| (pool, line_of(here, device)))
 }
 
-/// The line of a pool that was not made by a hooked call: the default pool of some device.
+/// The line of a pool that was not created by a hooked call: the default pool of some device.
 pub(super) fn line_of_pool(here: Here, pool: Pool) -> u8 {
     let mut found = None;
     each_device(here, |device, line| {
@@ -38,7 +37,7 @@ pub(super) fn line_of_pool(here: Here, pool: Pool) -> u8 {
     found.or_else(|| current(here).map(|current| current.device)).unwrap_or(UNLISTED)
 }
 
-/// The pool in which `pointer` lies.
+/// The pool that contains `pointer`.
 pub(super) fn pool_of_pointer(pointer: u64) -> Option<Pool> {
     let mut pool: Pool = 0;
     // SAFETY: the attribute is a handle.

@@ -1,4 +1,4 @@
-//! Multicast objects: they have no memory of their own, and keep alive what is bound to them.
+//! Multicast objects: they have no memory of their own, and keep memory that is bound to them alive.
 
 use super::super::{Device, Here, Status, after_success, here, line_of, real};
 use super::object::object_of_handle;
@@ -24,7 +24,7 @@ fn bind(
     refer(here, Kind::Binding, key, bytes as u64, object, call)
 }
 
-/// Drops what was bound at `at` for `device`, which no longer keeps its memory alive.
+/// Drops the memory bound at `at` for `device`; the object no longer keeps it alive.
 fn unbind(object: u64, device: Device, at: u64, bytes: u64) {
     let Some(here) = here() else { return };
     let line = line_of(here, device);

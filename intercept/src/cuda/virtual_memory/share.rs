@@ -1,5 +1,5 @@
-//! Physical memory that leaves the process and may come back to it. An exported descriptor keeps the memory
-//! alive as long as it is open, and an import of it in this process is one more handle of the same memory.
+//! Physical memory that leaves the process and may come back to it. An exported descriptor keeps the memory alive
+//! while it is open, and importing it in this process adds another handle for the same memory.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use super::object::{add_reference, drop_reference, object_of_handle, retain};
 use crate::mutex::Mutex;
 use crate::sys::{self, FileId};
 
-/// How many exports are followed. The memory of further exports stays charged until the process ends.
+/// How many exports are tracked. The memory of further exports stays charged until the process ends.
 const MOST: usize = 4096;
 const DESCRIPTOR: i32 = 1; // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -34,8 +34,8 @@ struct Export {
 }
 
 impl Export {
-    /// Whether the descriptor is still open on what was exported. Another export with the same number is
-    /// recognised only where the driver gives each export its own inode.
+    /// Whether the descriptor is still open on the exported memory. Another export with the same number is recognised
+    /// only if the driver gives each export its own inode.
     fn is_open(&self) -> bool {
         let same = |id: FileId| (id.device, id.inode) == (self.device, self.inode);
         sys::file_id(self.descriptor).is_ok_and(same)
@@ -67,7 +67,7 @@ pub(in super::super) fn reap(here: Here) {
     reap_those(here, |_| true);
 }
 
-/// As [`reap`], for one object.
+/// Like [`reap`], for one object.
 pub(super) fn reap_object(here: Here, object: u64) {
     reap_those(here, |export| export.object == object);
 }
@@ -97,7 +97,7 @@ fn object_of_descriptor(here: Here, descriptor: i32) -> Option<u64> {
     live.find(|export| export.descriptor == descriptor && export.is_open()).map(|export| export.object)
 }
 
-/// Counts the handle that the driver has made of `descriptor`.
+/// Counts the handle that the driver has created from `descriptor`.
 fn imported(here: Here, handle: u64, descriptor: i32) {
     if !is_unused(here) {
         retain(here, handle, || object_of_descriptor(here, descriptor));
@@ -114,7 +114,7 @@ hooks! { |call|
         unsafe { after_writing(shared.cast::<i32>(), call, count) }
     };
     cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: i32) => {
-        // For a descriptor, `shared` is the number itself and not a place.
+        // For a descriptor, `shared` is the number itself, not an address.
         let Some(descriptor) = i32::try_from(shared.addr()).ok().filter(|_| kind == DESCRIPTOR) else {
             return call();
         };

@@ -1,5 +1,5 @@
-//! A program that contains the hooks, so that the test can watch the calls between hooks and driver, and can
-//! time the program's calls.
+//! A program that contains the hooks, so that the test can watch the calls between hooks and driver, and can time the
+//! program's calls.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
@@ -14,8 +14,8 @@ use crate::OUT_OF_MEMORY;
 use crate::client::{Library, call, call_long, out};
 use crate::processes::Schedule;
 
-/// How often a call that the driver refuses is tried again, once there are dead processes. While one process
-/// gives back what those held, the simulated driver refuses others for some microseconds.
+/// How often to retry a call that the driver refuses, once there are dead processes. While one process releases their
+/// memory, the simulated driver refuses others for some microseconds.
 const PATIENCE: u32 = 10;
 
 /// The driver's functions that allocate, and their addresses.
@@ -36,7 +36,7 @@ static REAL: [AtomicUsize; WATCHED.len()] = [const { AtomicUsize::new(0) }; WATC
 /// Address of [`Shared`].
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 
-/// Stands between a hook and the driver's function number `AT`.
+/// Wraps the driver's function number `AT`; the hook calls this instead.
 extern "C" fn watched<const AT: usize>(a: usize, b: usize, c: usize, d: usize, e: usize) -> i32 {
     let pointer = std::ptr::with_exposed_provenance::<Shared>(SHARED.load(SeqCst));
     // SAFETY: the shared mapping is never unmapped.
@@ -102,7 +102,7 @@ impl Client {
         assert_eq!(self.call("cuInit", &[0]), 0);
         self.own.joined.store(1, SeqCst);
         let (mut context, mut module, mut properties) = (0usize, 0usize, [0u32; 22]);
-        // If the context finds no room, another process took it before this one had restarted.
+        // If there is no room for the context, another process took it before this one had restarted.
         while self.call("cuDevicePrimaryCtxRetain", &[out(&mut context), 0]) != 0 {
             self.own.done.fetch_add(1, SeqCst);
             std::thread::sleep(Duration::from_micros(500));
@@ -138,7 +138,7 @@ impl Client {
         call(self.address(name), arguments)
     }
 
-    /// As [`call`](Self::call), and notes its time: the process may have been blocked meanwhile.
+    /// Like [`call`](Self::call), and records its time: the process may have been blocked.
     pub fn timed(&self, name: &str, arguments: &[usize]) -> i32 {
         let address = self.address(name);
         let of = |status| match status {

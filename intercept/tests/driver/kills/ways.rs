@@ -1,16 +1,16 @@
-//! The ways to allocate memory, and the calls that give it back.
+//! The ways to allocate memory, and the calls that release it.
 
 use super::client::Client;
 use crate::client::{MIB, bytes, out};
 
-/// Calls that give back what a process holds, in their order.
+/// Calls that release the memory of a process, in order.
 pub type Held = Vec<(&'static str, Vec<usize>)>;
 
-/// How many ways there are.
+/// The number of ways.
 pub const WAYS: u64 = 9;
 
-/// Allocates `mib`, an even number, in one of nine ways. Returns the calls that free it. `Err`: the driver's
-/// status, and the calls that free what was done before the error.
+/// Allocates `mib`, an even number, in one of nine ways. Returns the calls that free it. `Err`: the driver's status,
+/// and the calls that free anything allocated before the error.
 pub fn allocate(cuda: &Client, way: u64, mib: u64) -> Result<Held, (i32, Held)> {
     let (mut place, size) = (0usize, bytes(mib));
     let (name, status, free) = match way {
@@ -78,7 +78,7 @@ fn graph(cuda: &Client) -> Result<Held, (i32, Held)> {
     if status == 0 { Ok(held) } else { Err((status, held)) }
 }
 
-/// A graph that allocates `mib` and frees them again.
+/// A graph that allocates `mib` and frees it again.
 pub fn graph_of(cuda: &Client, mib: u64) -> usize {
     let (mut graph, mut first, mut last, mut parameters) = (0usize, 0usize, 0usize, [0u64; 16]);
     (parameters[0], parameters[1], parameters[13]) = (1, 1, mib * MIB);

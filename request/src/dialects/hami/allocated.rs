@@ -1,9 +1,9 @@
-//! Reads what HAMi's or Volcano's scheduler noted on the pod: `UUID,TYPE,MEMORY,PERCENT:` for each GPU, `;`
-//! after each container (HAMi pkg/device/devices.go; Volcano pkg/scheduler/api/devices/nvidia/vgpu).
+//! Reads the note of HAMi's or Volcano's scheduler on the pod: `UUID,TYPE,MEMORY,PERCENT:` for each GPU, `;` after
+//! each container (HAMi pkg/device/devices.go; Volcano pkg/scheduler/api/devices/nvidia/vgpu).
 //!
-//! The entries have the order of the pod's containers, and a bundle does not tell its container's place. An
-//! entry is this container's if it is the only one with exactly the container's GPUs. Otherwise the note is a
-//! bound: no container of the pod has a GPU outside all entries, nor more of a GPU than the largest entry.
+//! The entries follow the order of the pod's containers, and a bundle does not show its container's place. An entry
+//! belongs to this container if it is the only one with exactly the container's GPUs. Otherwise the note is a limit:
+//! no container of the pod has a GPU outside all entries, or more of a GPU than the largest entry.
 //! `hami.io/vgpu-devices-to-allocate` is not read: it is emptied before a container starts.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
@@ -14,12 +14,12 @@ use gpushare_claims::{Amount, Cap, Claim, MemoryRequest, NodeGpus, RequestError,
 
 /// HAMi's annotation; its memory is in MiB.
 const HAMI: &str = "hami.io/vgpu-devices-allocated";
-/// Volcano's annotation. Its memory is not read: its unit is in the scheduler's settings only.
+/// Volcano's annotation. Its memory is not read: the unit is only in the scheduler's settings.
 const VOLCANO: &str = "volcano.sh/vgpu-ids-new";
 const REMEDY: &str =
     "an entry is UUID,TYPE,MEMORY,PERCENT with memory above 0 and 0 to 100 percent: delete the pod";
 
-/// Whether the bundle has such a note. It reads only the bundle.
+/// Whether the bundle has such a note. Reads only the bundle.
 pub(super) fn is_noted(words: &Words) -> bool {
     words.annotation(HAMI).is_some() || words.annotation(VOLCANO).is_some()
 }
@@ -30,7 +30,7 @@ struct Part<'a> {
     amount: Amount,
 }
 
-/// The claims of the annotations for this container. `gpus` are those that other words give it.
+/// The claims of the annotations for this container. `gpus` are the GPUs that other words give it.
 pub(super) fn claims(words: &Words, gpus: &[&Gpu], node: NodeGpus) -> Result<Vec<Claim>, RequestError> {
     let notes = [HAMI, VOLCANO].into_iter().filter_map(|key| words.annotation(key));
     notes.filter_map(|word| claim(word, gpus, node).transpose()).collect()
@@ -60,7 +60,7 @@ fn claim(word: Word, gpus: &[&Gpu], node: NodeGpus) -> Result<Option<Claim>, Req
     Ok(Some(if is_told { claim } else { claim.bounding() }))
 }
 
-/// The larger of two containers' amounts. There is no bound where one of them has none.
+/// The larger of two containers' amounts. There is no limit if one of them has none.
 fn larger(first: Amount, second: Amount) -> Amount {
     let bytes = |amount: Amount| amount.memory.and_then(|memory| memory.bytes());
     let memory = first.memory.zip(second.memory);

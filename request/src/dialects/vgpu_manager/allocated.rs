@@ -1,4 +1,4 @@
-//! Reads what vgpu-manager's scheduler or plugin noted on the pod: `CONTAINER[INDEX_UUID_CORES_MIB,…];…`
+//! Reads the note of vgpu-manager's scheduler or plugin on the pod: `CONTAINER[INDEX_UUID_CORES_MIB,…];…`
 //! (vgpu-manager pkg/device/types.go).
 
 use gpushare_inventory::{DeviceMemory, Gpu};
@@ -10,8 +10,8 @@ use gpushare_claims::{Amount, Cap, Claim, MemoryRequest, NodeGpus, RequestError,
 /// The plugin's annotation with what it gave, and the scheduler's with what it planned.
 const KEYS: [&str; 2] = ["nvidia.com/real-allocated", "nvidia.com/pre-allocated"];
 
-/// The entries of this container, `INDEX_UUID_CORES_MIB,…` and the closing bracket. The plan counts only
-/// where there is no entry of the same rank in the plugin's annotation.
+/// The entries of this container, `INDEX_UUID_CORES_MIB,…` and the closing bracket. The plan counts only if the
+/// plugin's annotation has no entry of the same rank.
 pub(super) fn entries<'a>(words: &Words<'a>) -> Vec<(Word<'a>, &'a str)> {
     let name = words.container.name_in_pod();
     let ours = |entry: &'a str| entry.trim().strip_prefix(name?)?.strip_prefix('[');
@@ -45,7 +45,7 @@ fn claim(word: Word, entry: &str, node: NodeGpus) -> Result<Claim, RequestError>
     Claim::by(word).naming(&gpus).on(&gpus, |position, _| Ok(amounts[position]))
 }
 
-/// Reads one GPU's part of an entry. 0 cores or 0 MiB mean that none was asked for.
+/// Reads one GPU's part of an entry. 0 cores or 0 MiB mean that none was requested.
 fn amount(part: &str) -> Option<(&str, Amount)> {
     let [index, uuid, cores, mib] = part.split('_').collect::<Vec<_>>()[..] else { return None };
     quantity::whole::<u64>(index)?;

@@ -139,7 +139,7 @@ fn differing_duplicates_are_a_conflict_and_equal_ones_are_not() {
         ("GPUSHARE_MEMORY", "4Gi", true),
         ("GPUSHARE_MEMORY", "4096MiB", true),
         ("GPUSHARE_MEMORY", "4g", true),
-        ("GPUSHARE_MEMORY", "4G", true), // less: everybody may lower
+        ("GPUSHARE_MEMORY", "4G", true), // less: every channel may lower
         ("GPUSHARE_MEMORY", "25%", true),
         ("GPUSHARE_MEMORY", "5G", false),
         ("GPUSHARE_MEMORY", "30%", false),
@@ -480,10 +480,10 @@ fn who_is_answered_before_others_has_a_share_and_the_right_to_say_so() {
     assert_eq!((found.compute_policy, found.cores), (ComputePolicy::Latency, Cores::new(30)));
     let told = read(&[], &asked[..2]);
     assert!(matches!(told, Err(RequestError::LatencyWithoutCores { .. })), "{told:?}");
-    // Another word with a ceiling below the whole: the share bursts up to that, and no more.
+    // Another word with a ceiling below the whole: the share bursts up to that, and no further.
     let told = read(&[("alloc.gpushare.io/cores", "30")], &asked);
     assert!(told.is_err() || told.unwrap().unwrap().compute_policy != ComputePolicy::Latency);
-    // Where variables may only lower what annotations granted.
+    // Variables may only lower what annotations granted.
     let strict = Policy { strict: true, ..Policy::default() };
     let container = container(&[], &asked);
     assert!(!matches!(crate::read::read(&container, &strict, &four()), Ok(Some(_))));
@@ -527,11 +527,11 @@ fn a_plugins_words_for_programs_ask_for_nothing_whoever_writes_them() {
     let hami = ["CUDA_DEVICE_MEMORY_LIMIT_0=60g", "CUDA_DEVICE_SM_LIMIT=90"];
     let request = strict(&with("hami"), &hami).unwrap().unwrap();
     assert_eq!((request.memory, request.cores, request.told), (gib(8), None, Some(Told::Hami)));
-    // Only those of the system that is named; the others still contradict.
+    // Only the words of the named system are hidden; the others still contradict.
     assert!(strict(&with("hami"), &theirs).is_err());
     assert!(strict(&alloc, &theirs).is_err());
     assert_eq!(strict(&with("other"), &[]).unwrap().unwrap().told, None);
-    // Where the key is not a plugin's it hides nothing.
+    // If the key does not come from a plugin, it hides nothing.
     let policy = Policy {
         trusted_annotations: gpushare_claims::KeyPatterns::new(Vec::new()),
         strict: true,

@@ -1,4 +1,4 @@
-//! The ways in which a container holds GPUs, and what may stand beside each.
+//! The ways in which a container holds GPUs, and the words that may accompany each.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn turns_on_a_gpu_have_no_limit_and_yield_to_every_limit() {
     assert_eq!(mode(&[&pod[..], &annotated].concat(), &[]), turns(gib(4)), "a need, by one author");
     let told = read(&annotated, &[]).unwrap_err().to_string();
     assert!(told.contains("gpushare.io/memory"), "one may be an image's: {told}");
-    // Whatever else is said is a limit, which turns would lift.
+    // Every other word is a limit, which time-slicing would lift.
     assert_eq!(mode(&annotated[..1], &["GPUSHARE_MEMORY=4GiB"]), (Mode::Share, gib(4), None, 0));
     for limit in ["CUDA_DEVICE_MEMORY_LIMIT=3000m", "CUDA_DEVICE_SM_LIMIT=30"] {
         for annotations in [&[][..], &annotated[..1]] {
@@ -31,7 +31,7 @@ fn turns_on_a_gpu_have_no_limit_and_yield_to_every_limit() {
         // An image may have written one of them.
         (&[], &[slice, "GPUSHARE_MEMORY=4GiB"], "GPUSHARE_MEMORY"),
         (&[("gpushare.io/mode", "share")], &[slice], "gpushare.io/mode"),
-        // Who is trusted more has said how much it is.
+        // The more trusted author has stated the amount.
         (&[("gpushare.io/memory", "4GiB")], &[slice], "gpushare.io/memory"),
         (&[], &["GPUSHARE_MODE=timeslice"], "known are share, mps, time-slice and exclusive"),
     ] {
@@ -59,7 +59,7 @@ fn mps_has_a_shares_limits_and_holds_compute_of_one_gpu_by_itself() {
     assert_eq!((foreign.0, foreign.2), (Mode::Mps, Some(30)), "another system's limits are its limits");
     for (annotations, env, want) in [
         (&[("gpushare.io/mode", "share")][..], &[mps][..], "GPUSHARE_MODE"),
-        // No image lets its neighbours' faults be those of a container that a pod's author sized.
+        // An image must not expose a container whose size the pod's author set to its neighbours' faults.
         (&annotated[1..], &[mps], "gpushare.io/memory"),
         (&[], &[mps, "GPUSHARE_MEMORY=1GiB", "GPUSHARE_COUNT=2"], "is for one GPU"),
         (&[], &[mps, "GPUSHARE_MEMORY=1GiB", "GPUSHARE_DEVICES=all"], "is for one GPU"),
@@ -95,7 +95,7 @@ fn host_memory_is_the_least_that_is_named_and_granted_by_who_may_grant() {
     let told = strict(&granted[..1], &["GPUSHARE_HOST_MEMORY=1GiB"]).unwrap_err().to_string();
     assert!(told.contains("GPUSHARE_HOST_MEMORY") && told.contains("request.strict"), "{told}");
     assert!(strict(&granted, &["GPUSHARE_HOST_MEMORY=1GiB"]).is_ok(), "it may lower what was granted");
-    // A ceiling says nothing of host memory, and what an unchecked image says is no request for it.
+    // A ceiling does not cover host memory, and an unchecked image cannot request it.
     let env = Some(MemoryRequest::Percent(100));
     let bounded = Policy { ceilings: Ceilings { env, ..Ceilings::default() }, ..Policy::default() };
     let unchecked = Policy { ignore_env: true, ..Policy::default() };
