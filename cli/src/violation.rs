@@ -38,13 +38,16 @@ pub struct Violation {
     /// The process's start time, in clock ticks after boot, where that is what proves it.
     #[serde(skip)]
     pub born: Option<u64>,
+    /// Whether it is reported but proves nothing against the container.
+    #[serde(skip)]
+    pub is_hint: bool,
 }
 
 impl Violation {
     /// A violation by a container of `lease`.
     pub fn by(lease: &Lease, pid: Option<u32>, kind: Kind, text: String) -> Self {
         let (lease, container) = (Some(lease.id), ids(lease).join(", "));
-        Self { lease, container, pid, kind: kind.name().to_owned(), text, born: None }
+        Self { lease, container, pid, kind: kind.name().to_owned(), text, born: None, is_hint: false }
     }
 
     /// Whether it is against a share: a container that is too much to be searched may be an honest one.
@@ -132,8 +135,9 @@ impl Noted {
     /// there of late.
     pub fn note(&mut self, state: &Path, violation: &Violation) -> bool {
         self.0.retain(|_, at| at.elapsed() < ONCE_IN);
-        let strangers = self.0.keys().filter(|(lease, ..)| lease.is_none()).count();
-        if violation.lease.is_none() && strangers >= STRANGERS {
+        let is_stranger = |kind: &str| kind == Kind::Stranger.name();
+        let strangers = self.0.keys().filter(|(.., kind)| is_stranger(kind)).count();
+        if is_stranger(&violation.kind) && strangers >= STRANGERS {
             return false;
         }
         let key = (violation.lease, violation.container.clone(), violation.kind.clone());
@@ -159,8 +163,8 @@ impl Noted {
 /// At most so many rows of each container and kind, the last of which counts the others, with texts of bounded
 /// length: nobody pushes a neighbour's out.
 pub fn bounded(mut found: Vec<Violation>) -> Vec<Violation> {
-    // Of the same process again and again, and by number then.
-    found.sort_by(|a, b| (a.lease, &a.kind, a.pid).cmp(&(b.lease, &b.kind, b.pid)));
+    // Proofs first, and the same processes each time.
+    found.sort_by(|a, b| (a.lease, &a.kind, a.is_hint, a.pid).cmp(&(b.lease, &b.kind, b.is_hint, b.pid)));
     let mut kept: Vec<Violation> = Vec::new();
     for rows in found.chunk_by(|a, b| (a.lease, &a.kind) == (b.lease, &b.kind)) {
         let most = if rows[0].lease.is_none() { MOST_STRANGERS } else { MOST_ROWS };
@@ -250,6 +254,7 @@ mod tests {
             kind: Kind::Files.name().to_owned(),
             text: "x".to_owned(),
             born: None,
+            is_hint: false,
         }
     }
 
@@ -267,12 +272,15 @@ mod tests {
         assert_eq!(kinds, ["memory", "files"]);
         for number in 0..100 {
             let container = format!("/user/{number}{}", "x".repeat(5000));
-            let stranger = Violation { lease: None, container, ..violation() };
+            let kind = Kind::Stranger.name().to_owned();
+            let stranger = Violation { lease: None, container, kind, ..violation() };
             let _ = noted.note(state.path(), &bounded(vec![stranger])[0]);
         }
         let found = state.found();
         assert_eq!(found.len(), 2 + STRANGERS);
         assert!(found.iter().all(|found| found.container.len() <= LONGEST));
+        let node = Violation { lease: None, kind: Kind::FileLease.name().to_owned(), ..violation() };
+        assert!(noted.note(state.path(), &node), "strangers push nothing else out");
     }
 
     #[test]

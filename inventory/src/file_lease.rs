@@ -62,17 +62,18 @@ impl FileIdentity {
     }
 }
 
-/// Whether the text of `/proc/PID/fdinfo/N` shows a lease on the file `inode`, which is the open file (fs/locks.c:
-/// `lock:`, a tab, `1: LEASE  ACTIVE    READ 4711 08:01:2359299 0 EOF`). The pid in that line is of the process that
-/// set the lease, which may have ended.
-pub fn has_lease(fdinfo: &str, inode: u64) -> bool {
-    let is_lease = |line: &str| {
+/// Returns who set the lease that the text of `/proc/PID/fdinfo/N` shows on the open file `inode` (fs/locks.c: `lock:`, a
+/// tab, `1: LEASE  ACTIVE    READ 4711 08:01:2359299 0 EOF`); `None` without a lease. The process may have ended, and a
+/// pid of another namespace is 0.
+pub fn lease_setter(fdinfo: &str, inode: u64) -> Option<u32> {
+    let setter = |line: &str| {
         let mut words = line.strip_prefix("lock:")?.split_ascii_whitespace().skip(1);
         (words.next()? == "LEASE").then_some(())?;
-        let file = words.nth(3)?;
-        (file.rsplit(':').next()?.parse() == Ok(inode)).then_some(())
+        let pid = words.nth(2)?.parse().ok()?;
+        let file = words.next()?;
+        (file.rsplit(':').next()?.parse() == Ok(inode)).then_some(pid)
     };
-    fdinfo.lines().any(|line| is_lease(line).is_some())
+    fdinfo.lines().find_map(setter)
 }
 
 #[cfg(test)]
@@ -94,7 +95,8 @@ mod tests {
             ("lock:\tLEASE", false),
             ("", false),
         ] {
-            assert_eq!(has_lease(&format!("pos:\t0\n{line}\nmnt_id:\t9\n"), 23), want, "{line}");
+            let setter = lease_setter(&format!("pos:\t0\n{line}\nmnt_id:\t9\n"), 23);
+            assert_eq!(setter, want.then_some(4711), "{line}");
         }
         assert_eq!(read_now(&path).unwrap(), b"x");
         assert!(open_now(folder.path()).is_err());

@@ -37,7 +37,7 @@ pub use device_node::{DeviceNode, nvidias_majors};
 pub use driver::{Driver, DriverError, DriverFile, DriverLibrary, Extent, LeftOut};
 pub use error::{NodeError, SickGpu};
 pub use fault::{Faults, Xid, record_number};
-pub use file_lease::{FileIdentity, NOBODYS, has_lease, open_now, read_now};
+pub use file_lease::{FileIdentity, NOBODYS, lease_setter, open_now, read_now};
 pub use gpu::Gpu;
 pub use memory::DeviceMemory;
 pub use mig::{Instance, InstanceId, Profile, ProfileError};

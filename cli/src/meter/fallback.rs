@@ -111,7 +111,11 @@ impl<'a> Fallback<'a> {
         if let Ok(books) = books {
             let booked = books.devices.get(member.line).map_or(0, |device| device.bytes);
             member.unbooked = self.audit.compare(lease, member.line, &member.held, booked, self.tolerance);
-            found.extend((member.unbooked > 0).then(|| beyond_books(lease, member)));
+            if member.unbooked > 0 {
+                let is_proof =
+                    self.audit.is_beyond_limit(lease.id, member.line, &member.held, self.tolerance);
+                found.push(Violation { is_hint: !is_proof, ..beyond_books(lease, member) });
+            }
         }
         found
     }

@@ -73,6 +73,7 @@ impl Kept {
             kind: Kind::FileLease.name().to_owned(),
             text: format!("has a lease (F_SETLEASE) on {path}, and is not found: others wait for it"),
             born: None,
+            is_hint: false,
         });
         told.collect()
     }

@@ -19,8 +19,6 @@ struct Entry {
     /// Start time of the process when its pid appeared in the list, in clock ticks after boot; `None` if it had already
     /// ended.
     born: Option<u64>,
-    /// Lease of that process.
-    lease: Option<i64>,
 }
 
 impl Listed {
@@ -29,10 +27,7 @@ impl Listed {
         self.0.retain(|pid, _| pids.contains(pid));
         for pid in pids {
             owners.note(*pid, leases);
-            self.0.entry(*pid).or_insert_with(|| {
-                let born = born(*pid);
-                Entry { born, lease: born.and_then(|_| owners.of(*pid, leases)) }
-            });
+            self.0.entry(*pid).or_insert_with(|| Entry { born: born(*pid) });
         }
     }
 
@@ -45,11 +40,9 @@ impl Listed {
     pub fn owner(&mut self, pid: u32, owners: &mut Owners, leases: &[Lease]) -> Option<i64> {
         let is_current = self.is_current(pid);
         match self.0.get_mut(&pid) {
-            Some(entry) if is_current => {
-                entry.lease = owners.of(pid, leases);
-                entry.lease
-            }
-            Some(entry) => entry.lease,
+            Some(_) if is_current => owners.of(pid, leases),
+            // Its memory may also be that of the new process.
+            Some(_) => None,
             None => owners.of(pid, leases),
         }
     }
@@ -75,11 +68,11 @@ mod tests {
         assert!(listed.is_current(id()));
         assert_eq!(listed.owner(id(), &mut owners, &leases), Some(7));
         // Pretend that an earlier process with this pid is in the list.
-        for (born, lease) in [(Some(1), Some(9)), (Some(1), None), (None, None)] {
-            listed.0.insert(id(), Entry { born, lease });
+        for born in [Some(1), None] {
+            listed.0.insert(id(), Entry { born });
             listed.note(&HashSet::from([id()]), &mut owners, &leases);
             assert!(!listed.is_current(id()));
-            assert_eq!(listed.owner(id(), &mut owners, &leases), lease, "{born:?}");
+            assert_eq!(listed.owner(id(), &mut owners, &leases), None, "{born:?}");
         }
         listed.note(&HashSet::new(), &mut owners, &leases);
         assert!(listed.is_current(id()), "it left the list in between");

@@ -85,9 +85,8 @@ impl<'a> Response<'a> {
 /// its supervisor has done what is to be done. GPU time is none either: the libraries may fail to hold a share although
 /// the container does nothing wrong. All of these are only reported.
 fn counts(found: &Violation) -> bool {
-    ![Kind::Unreadable, Kind::Unsearched, Kind::Stranger, Kind::Race, Kind::Compute]
-        .iter()
-        .any(|kind| kind.name() == found.kind)
+    let reported = [Kind::Unreadable, Kind::Unsearched, Kind::Stranger, Kind::Race, Kind::Compute];
+    !found.is_hint && !reported.iter().any(|kind| kind.name() == found.kind)
 }
 
 /// Whether the process that proves a violation is still there and in a container of the lease.
@@ -126,9 +125,11 @@ mod tests {
             kind: kind.name().to_owned(),
             text: String::new(),
             born: None,
+            is_hint: false,
         };
         let proofs: Vec<&str> =
             Kind::ALL.into_iter().filter(|kind| counts(&found(*kind))).map(Kind::name).collect();
         assert_eq!(proofs, ["limits", "files", "unlimited", "file-lease", "memory"]);
+        assert!(!counts(&Violation { is_hint: true, ..found(Kind::Memory) }));
     }
 }

@@ -23,12 +23,13 @@ use gpushare_inventory::FileIdentity;
 use gpushare_quota::{Lease, cgroup_of, living_thread};
 use nix::time::{ClockId, clock_gettime};
 
+use self::descriptors::FileLease;
 use self::limits::{Limited, Note};
 use self::mounts::{Expected, Mounts};
 use super::kept::Kept;
 use super::owner::innermost;
 use super::process::Process;
-use crate::violation::{Kind, Violation};
+use crate::violation::{Kind, Violation, bounded};
 
 /// The most processes of one container that are searched at a time.
 const MOST_PROCESSES: usize = 4096;
@@ -218,13 +219,19 @@ impl Searcher {
                     its.extend(self.limited.look((lease.id, pid, thread), expected, notes, &mut budget));
                 }
             }
-            let leases = descriptors::leases(thread, &subject.watched, &mut budget);
-            its.extend(leases.into_iter().map(|text| (Kind::FileLease, text)));
+            let file_leases = descriptors::leases(thread, &subject.watched, &mut budget);
             // Whatever was read by its number was its own.
             if process.lives() {
                 let born = process.start_time();
                 let by = |(kind, text)| Violation { born, ..Violation::by(lease, Some(pid), kind, text) };
                 found.extend(its.into_iter().map(by));
+                for FileLease { path, setter } in file_leases {
+                    let path = path.display();
+                    let text = format!("it has a lease (F_SETLEASE) on {path}: others would wait for it");
+                    // Another container may have set it and passed the descriptor here.
+                    let is_hint = !is_in(lease, &subject.leases, setter);
+                    found.push(Violation { is_hint, ..by((Kind::FileLease, text)) });
+                }
             }
         }
         self.mounts.end(lease.id, views);
@@ -232,7 +239,7 @@ impl Searcher {
             budget.miss("all of its processes in time");
         }
         found.extend(unsearched(lease, &budget));
-        (found, budget.is_late)
+        (bounded(found), budget.is_late)
     }
 }
 
@@ -382,6 +389,7 @@ impl Searches {
                 kind: Kind::Unsearched.name().to_owned(),
                 text: format!("searches of {} containers do not return", several.len()),
                 born: None,
+                is_hint: false,
             }),
         }
     }

@@ -43,6 +43,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Every how many looks the kernel is asked about processes. One costs ten times as much as the books of its
 /// container.
 const WATCHED: u64 = 2;
+/// A limits file that differs again within this time was changed from inside.
+const AGAIN: Duration = Duration::from_secs(60);
 /// The most processes outside of containers that are reported; lists show fewer.
 const MOST_STRANGERS: usize = 256;
 /// A line is written at least this often, since libraries take one that is a second old for that of a dead
@@ -82,6 +84,7 @@ pub fn run(
         looked: None,
         supervised: HashMap::new(),
         looks: 0,
+        mended: HashMap::new(),
         listed: None,
         limits: HashMap::new(),
     };
@@ -132,6 +135,8 @@ struct Session<'a> {
     /// Figures of supervisors at the last look, by lease.
     supervised: HashMap<i64, io::Result<Option<Supervision>>>,
     looks: u64,
+    /// When limits files were last rewritten, by lease.
+    mended: HashMap<i64, Instant>,
     /// When the processes on GPUs were last noted.
     listed: Option<Instant>,
     /// The open `limits` files by lease, in which measurements are published.
@@ -327,9 +332,11 @@ impl<'a> Session<'a> {
         self.leases.iter().filter_map(named).collect()
     }
 
-    /// Writes limits files that differ from their leases anew.
-    fn mend(&self) -> Vec<Violation> {
+    /// Rewrites limits files that differ from their leases. An update that was killed leaves such a file too, so only a
+    /// file that differs again soon proves anything.
+    fn mend(&mut self) -> Vec<Violation> {
         let mut found = Vec::new();
+        self.mended.retain(|_, at| at.elapsed() < AGAIN);
         for lease in &self.leases {
             let (kind, text) = match mend(self.store, &Region::of(self.state, lease.id), lease) {
                 Ok(false) => continue,
@@ -342,7 +349,8 @@ impl<'a> Session<'a> {
                     (Kind::Unreadable, format!("its limits file cannot be read or mended: {why}"))
                 }
             };
-            found.push(Violation::by(lease, None, kind, text));
+            let is_hint = kind == Kind::Limits && self.mended.insert(lease.id, Instant::now()).is_none();
+            found.push(Violation { is_hint, ..Violation::by(lease, None, kind, text) });
         }
         found
     }
@@ -402,7 +410,7 @@ impl<'a> Session<'a> {
             let bytes = DeviceMemory::from_bytes(bytes);
             let text = format!("no share explains the {bytes} of device memory that it holds");
             let kind = Kind::Stranger.name().to_owned();
-            Some(Violation { lease: None, container, pid: Some(pid), kind, text, born: None })
+            Some(Violation { lease: None, container, pid: Some(pid), kind, text, born: None, is_hint: false })
         };
         all.into_iter().filter_map(stranger).take(MOST_STRANGERS).collect()
     }

@@ -111,6 +111,13 @@ impl Audit {
         if *looks < LOOKS { 0 } else { bytes }
     }
 
+    /// Whether the memory of one line, as the last comparison found it, is beyond the limit and not only beyond the
+    /// books. A process that ended without freeing its memory, while a child keeps its files, is only beyond the books.
+    pub fn is_beyond_limit(&self, lease: i64, line: usize, held: &Held, tolerance: DeviceMemory) -> bool {
+        let allowed = self.allowed.get(&(lease, line)).copied().unwrap_or(0);
+        held.bytes.saturating_sub(allowed) > slack(held, DeviceMemory::from_bytes(allowed), tolerance)
+    }
+
     /// Returns the GPU time beyond the share of one line, in nanoseconds, once a running kernel and sampling noise do not
     /// explain it. `used` is the container's total GPU time until `now`; both are in nanoseconds.
     pub fn excess(&mut self, lease: &Lease, line: usize, used: u64, now: u64) -> Option<u64> {
@@ -183,6 +190,7 @@ mod tests {
             let held = Held { bytes: gib(held).bytes(), processes: 1 };
             let compare = || audit.compare(&lease, 0, &held, 0, gib(1));
             let last = std::iter::repeat_with(compare).nth(LOOKS as usize);
+            assert_eq!(audit.is_beyond_limit(lease.id, 0, &held, gib(1)), held.bytes > gib(5).bytes());
             assert_eq!(last.map(DeviceMemory::from_bytes), Some(gib(want)), "{enforcement:?}, {held:?}");
         }
     }

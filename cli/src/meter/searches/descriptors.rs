@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use gpushare_inventory::{FileIdentity, has_lease};
+use gpushare_inventory::{FileIdentity, lease_setter};
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 
 use super::Budget;
@@ -15,12 +15,26 @@ pub(super) const MOST: usize = 65_536;
 /// The most bytes that are read of what the kernel says about one.
 const LONGEST: u64 = 64 << 10;
 
-/// What leases a process has on watched files, in words. An open file of it shows them: who set a lease may
-/// have ended, and left the file to others.
-pub(super) fn leases(pid: u32, watched: &HashMap<FileIdentity, PathBuf>, budget: &mut Budget) -> Vec<String> {
-    let mut found = Vec::new();
+/// A lease on a watched file.
+pub(super) struct FileLease {
+    /// The file.
+    pub path: PathBuf,
+    /// Pid of the process that set it. It may have ended, or have passed its descriptor to another process.
+    pub setter: u32,
+}
+
+/// Returns the leases that a process has on watched files, each file once. Its open files show them.
+pub(super) fn leases(
+    pid: u32,
+    watched: &HashMap<FileIdentity, PathBuf>,
+    budget: &mut Budget,
+) -> Vec<FileLease> {
+    let mut found: Vec<FileLease> = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
-        if budget.descriptors == 0 || budget.is_over() {
+        if budget.is_over() {
+            break;
+        }
+        if budget.descriptors == 0 {
             budget.miss("all of its open files");
             break;
         }
@@ -29,11 +43,13 @@ pub(super) fn leases(pid: u32, watched: &HashMap<FileIdentity, PathBuf>, budget:
         else {
             continue;
         };
-        let told = Path::new(&format!("/proc/{pid}/fdinfo")).join(entry.file_name());
-        let Some(text) = read(&told) else { continue };
-        if has_lease(&text, file.inode) {
-            found
-                .push(format!("it has a lease (F_SETLEASE) on {}: others would wait for it", path.display()));
+        if found.iter().any(|lease| lease.path == *path) {
+            continue;
+        }
+        let fdinfo = Path::new(&format!("/proc/{pid}/fdinfo")).join(entry.file_name());
+        let Some(text) = read(&fdinfo) else { continue };
+        if let Some(setter) = lease_setter(&text, file.inode) {
+            found.push(FileLease { path: path.clone(), setter });
         } else if u64::try_from(text.len()).unwrap_or(LONGEST) >= LONGEST {
             budget.miss("all locks of one of its open files");
         }
