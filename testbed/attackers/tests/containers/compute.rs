@@ -178,14 +178,15 @@ fn gpu_time_is_that_of_the_cards_own_record() {
     let runtime = node.runtime_that_holds_compute(LowLevel::Runc);
     let _meter = meter::start(runtime.config());
     let wanted = [("20", "fixed"), ("50", "fixed"), ("20", "burst")];
-    let bundles = wanted.map(|(cores, policy)| worker(cores, policy, 60));
+    let bundles = wanted.map(|(cores, policy)| worker(cores, policy, 300));
     let _containers = bundles.each_ref().map(|bundle| runtime.run(bundle));
     let times = || bundles.each_ref().map(|bundle| told(&runtime, bundle.id()));
     let all_work = || times().iter().all(|(time, by)| *time > 1_000_000_000 && by == "record");
     node.eventually("all work, and the record says so", all_work);
-    // Compare with the schedule: two windows, and a third container that gets the rest.
-    let mut seen = Vec::new();
-    for _ in 0..4 {
+    // Compare with the schedule: two windows, and a third container that gets the rest. On a busy machine supervisors
+    // wake up late, and the schedule does not hold.
+    let (mut seen, limit) = (Vec::new(), Instant::now() + Duration::from_secs(90));
+    while Instant::now() < limit {
         let (before, begun) = (times(), Instant::now());
         std::thread::sleep(Duration::from_secs(3));
         let (after, wall) = (times(), begun.elapsed().as_nanos());
