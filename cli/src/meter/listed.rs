@@ -10,16 +10,9 @@ use gpushare_quota::Lease;
 use super::owner::Owners;
 use super::process::Process;
 
-/// The processes in a GPU's list.
+/// The processes in a GPU's list, each as it was when its pid appeared there; `None` if it had already ended.
 #[derive(Debug, Default)]
-pub struct Listed(HashMap<u32, Entry>);
-
-#[derive(Debug)]
-struct Entry {
-    /// Start time of the process when its pid appeared in the list, in clock ticks after boot; `None` if it had already
-    /// ended.
-    born: Option<u64>,
-}
+pub struct Listed(HashMap<u32, Option<Process>>);
 
 impl Listed {
     /// Updates the list. A short process may end before its first sample arrives, so its owner is looked up here.
@@ -27,34 +20,26 @@ impl Listed {
         self.0.retain(|pid, _| pids.contains(pid));
         for pid in pids {
             owners.note(*pid, leases);
-            self.0.entry(*pid).or_insert_with(|| Entry { born: born(*pid) });
+            self.0.entry(*pid).or_insert_with(|| Process::open(*pid));
         }
     }
 
     /// Whether the pid still belongs to the listed process. A pid that is not in the list does.
     pub fn is_current(&self, pid: u32) -> bool {
-        self.0.get(&pid).is_none_or(|entry| entry.born.is_some() && entry.born == born(pid))
+        self.0.get(&pid).is_none_or(|process| process.as_ref().is_some_and(Process::lives))
     }
 
-    /// Returns the lease of the process that the driver lists with this pid.
-    pub fn owner(&mut self, pid: u32, owners: &mut Owners, leases: &[Lease]) -> Option<i64> {
-        let is_current = self.is_current(pid);
-        match self.0.get_mut(&pid) {
-            Some(_) if is_current => owners.of(pid, leases),
-            // Its memory may also be that of the new process.
-            Some(_) => None,
-            None => owners.of(pid, leases),
-        }
+    /// Returns the lease of the process that the driver lists with this pid, also for a moment after its end. If a new
+    /// process has the pid, the driver's figures may be of either, and belong to no lease.
+    pub fn owner(&self, pid: u32, owners: &mut Owners, leases: &[Lease]) -> Option<i64> {
+        let has_successor = !self.is_current(pid) && Process::open(pid).is_some();
+        if has_successor { None } else { owners.of(pid, leases) }
     }
-}
-
-fn born(pid: u32) -> Option<u64> {
-    Process::open(pid)?.start_time()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::process::id;
+    use std::process::{Command, id};
 
     use super::*;
     use crate::meter::owner::lease_of_this_process;
@@ -68,11 +53,14 @@ mod tests {
         assert!(listed.is_current(id()));
         assert_eq!(listed.owner(id(), &mut owners, &leases), Some(7));
         // Pretend that an earlier process with this pid is in the list.
-        for born in [Some(1), None] {
-            listed.0.insert(id(), Entry { born });
+        let mut child = Command::new("true").spawn().unwrap();
+        let earlier = Process::open(child.id());
+        child.wait().unwrap();
+        for process in [earlier, None] {
+            listed.0.insert(id(), process);
             listed.note(&HashSet::from([id()]), &mut owners, &leases);
             assert!(!listed.is_current(id()));
-            assert_eq!(listed.owner(id(), &mut owners, &leases), None, "{born:?}");
+            assert_eq!(listed.owner(id(), &mut owners, &leases), None);
         }
         listed.note(&HashSet::new(), &mut owners, &leases);
         assert!(listed.is_current(id()), "it left the list in between");
