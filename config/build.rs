@@ -1,5 +1,6 @@
-//! Turns the shipped settings into code: a `Default` for each section of `gpushare.toml`. Defaults are written only in
-//! that file. If it lacks a key of a section, or has a key that no section has, the crate does not compile.
+//! Turns the shipped settings into code: a `Default` for each section of `gpushare.toml`. Defaults are
+//! written only in that file. If it lacks a key of a section, or has a key that no section has, the crate
+//! does not compile.
 
 use std::error::Error;
 use std::path::Path;
@@ -19,8 +20,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes the `Default` of the section `name`, which is capitalised, and of its subsections: `[dialects.mps]` becomes
-/// `DialectsMpsSection`.
+/// Writes the `Default` of the section `name`, which is capitalised, and of its subsections: `[dialects.mps]`
+/// becomes `DialectsMpsSection`.
 fn default(name: &str, keys: &Value) -> String {
     let keys = || keys.as_table().into_iter().flatten();
     let fields: String = keys().map(|(key, value)| format!("{key}: {},\n", literal(value))).collect();

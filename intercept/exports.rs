@@ -1,10 +1,11 @@
-//! Builds a library from the hooks: the exported names, the function that runs at load time, and the proof that no
-//! panic is reachable. Both libraries contain this module.
+//! Builds a library from the hooks: the exported names, the function that runs at load time, and the proof
+//! that no panic is reachable. Both libraries contain this module.
 
 // The exported names, and the module of hooks that they jump to, as `library`.
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 
-/// Looks up the real driver. Runs after the driver's own constructors, since our library depends on the driver's.
+/// Looks up the real driver. Runs after the driver's own constructors, since our library depends on the
+/// driver's.
 extern "C" fn load() {
     library::load();
 }

@@ -1,6 +1,6 @@
-//! Included by the build scripts of both interception libraries. It links a Rust library so that it can replace the
-//! driver's. Only the profile `shim` builds that library; in every other profile the crate is empty, so that `cargo
-//! test` and `cargo clippy` of the whole workspace need no linker settings.
+//! Included by the build scripts of both interception libraries. It links a Rust library so that it can
+//! replace the driver's. Only the profile `shim` builds that library; in every other profile the crate is
+//! empty, so that `cargo test` and `cargo clippy` of the whole workspace need no linker settings.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -51,7 +51,8 @@ pub fn build(library: &Library<'_>) {
     }
 }
 
-/// One jump per exported name. Do not use `#[no_mangle]`: it would put the names into rustc's own version script.
+/// One jump per exported name. Do not use `#[no_mangle]`: it would put the names into rustc's own version
+/// script.
 fn write_exports(library: &Library<'_>, out: &Path) {
     let mut text = format!("use gpushare_intercept::{} as library;\n", library.module);
     let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {

@@ -44,8 +44,8 @@ pub struct Claim {
     pub mode: Option<Mode>,
     /// The most compute that may be used while the GPU is otherwise idle, in percent of the GPU.
     pub burst: Option<Cores>,
-    /// The most memory that the container may hold on each GPU, including memory above its guaranteed share while the
-    /// GPU has it free. The smallest value that any claim states wins.
+    /// The most memory that the container may hold on each GPU, including memory above its guaranteed share
+    /// while the GPU has it free. The smallest value that any claim states wins.
     pub memory_limit: Option<DeviceMemory>,
     /// Total host memory that may stand in for GPU memory. The smallest value that any claim states wins.
     pub host_memory: Option<DeviceMemory>,
@@ -63,8 +63,8 @@ pub struct Claim {
     pub scope: Option<Scope>,
     /// Whether a supervisor must hold the share. One claim that says so is enough.
     pub supervisor: Option<SupervisorRequired>,
-    /// Whether the author knows gpushare and so accepts the node's defaults for anything left out. False for words of
-    /// other systems.
+    /// Whether the author knows gpushare and so accepts the node's defaults for anything left out. False for
+    /// words of other systems.
     pub takes_defaults: bool,
     /// Messages for the requesting user and for the administrator.
     pub notes: Vec<String>,
@@ -118,8 +118,8 @@ impl Claim {
         Self { each: amount, ..self }
     }
 
-    /// States an amount for each of these GPUs, computed by `amount` from its position and the GPU. This does not
-    /// decide which GPUs the container gets.
+    /// States an amount for each of these GPUs, computed by `amount` from its position and the GPU. This does
+    /// not decide which GPUs the container gets.
     pub fn on(
         self,
         gpus: &[&Gpu],
@@ -177,8 +177,8 @@ impl Claim {
         self.particular.is_empty() || other.particular.iter().all(|(gpu, _)| speaks(gpu))
     }
 
-    /// Sort key for claims that state the same thing: more memory sorts higher, then more compute. Memory counts only
-    /// in bytes; a percentage or no memory sorts as the most.
+    /// Sort key for claims that state the same thing: more memory sorts higher, then more compute. Memory
+    /// counts only in bytes; a percentage or no memory sorts as the most.
     pub fn size(&self) -> (u64, Cap) {
         let amounts = self.particular.iter().map(|(_, amount)| amount).chain([&self.each]);
         let memory = amounts.clone().filter_map(|amount| match amount.memory {

@@ -1,7 +1,8 @@
 //! The part of a bundle's config.json from which requests are read.
 //!
-//! This module does not use the `Spec` of the crate `oci-spec`: `Spec` rejects the whole file for one enumeration
-//! value that it does not know, but a container that asks for no GPU must start no matter what its file holds.
+//! This module does not use the `Spec` of the crate `oci-spec`: `Spec` rejects the whole file for one
+//! enumeration value that it does not know, but a container that asks for no GPU must start no matter what
+//! its file holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -29,8 +30,8 @@ pub struct Container {
     allocated: Option<Allocated>,
     /// See [`Container::ran_before()`].
     ran_before: bool,
-    /// Whether the engine gave the container every device of the host. A GPU's node then does not mean that the GPU
-    /// was handed over.
+    /// Whether the engine gave the container every device of the host. A GPU's node then does not mean that
+    /// the GPU was handed over.
     has_hosts_nodes: bool,
     /// Minors of NVIDIA devices that have a device rule of their own. CDI writes such a rule for each device
     /// that it adds.
@@ -140,8 +141,8 @@ impl Container {
         Self { annotations, env, ..Self::default() }
     }
 
-    /// Reads the container from a config.json. Skips any part of an unexpected JSON type; the low-level runtime
-    /// reports it.
+    /// Reads the container from a config.json. Skips any part of an unexpected JSON type; the low-level
+    /// runtime reports it.
     pub fn from_json(json: &Value) -> Self {
         let annotations = json["annotations"].as_object().into_iter().flatten();
         let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
@@ -168,8 +169,8 @@ impl Container {
         Self { reserved: Some(reserved), ..self }
     }
 
-    /// The shares that the node reserved for the container; `None` if its bundle names no claim, or if they were not
-    /// looked up.
+    /// The shares that the node reserved for the container; `None` if its bundle names no claim, or if they
+    /// were not looked up.
     pub fn reserved(&self) -> Option<&Reserved> {
         self.reserved.as_ref()
     }
@@ -179,8 +180,8 @@ impl Container {
         Self { allocated: Some(allocated), ..self }
     }
 
-    /// The GPUs that kubelet allocated to the container; `None` if it does not belong to a pod, or if they were not
-    /// looked up.
+    /// The GPUs that kubelet allocated to the container; `None` if it does not belong to a pod, or if they
+    /// were not looked up.
     pub fn allocated(&self) -> Option<&Allocated> {
         self.allocated.as_ref()
     }
@@ -218,16 +219,17 @@ impl Container {
         }
     }
 
-    /// The keys of the CRI engine that wrote the file. CRI-O is checked first because it passes every annotation of a
-    /// pod, including those under containerd's names. containerd passes only those that match patterns in its
-    /// settings.
+    /// The keys of the CRI engine that wrote the file. CRI-O is checked first because it passes every
+    /// annotation of a pod, including those under containerd's names. containerd passes only those that match
+    /// patterns in its settings.
     fn cri(&self) -> Option<&'static CriKeys> {
         CRI_KEYS.iter().find(|keys| self.annotations.contains_key(keys.kind))
     }
 
-    /// The container's own annotations under CRI-O. CRI-O merges the annotations of pod and container and the labels
-    /// into one map. It also keeps the container's annotations, which only kubelet writes, as JSON under a separate
-    /// key. The JSON is parsed once: every lookup of a key may need it, and there may be a hundred thousand keys.
+    /// The container's own annotations under CRI-O. CRI-O merges the annotations of pod and container and the
+    /// labels into one map. It also keeps the container's annotations, which only kubelet writes, as JSON
+    /// under a separate key. The JSON is parsed once: every lookup of a key may need it, and there may be a
+    /// hundred thousand keys.
     pub fn cri_o_annotations(&self) -> &BTreeMap<String, String> {
         self.cri_o.get_or_init(|| {
             let own = self.annotations.get("io.kubernetes.cri-o.Annotations");
@@ -235,17 +237,17 @@ impl Container {
         })
     }
 
-    /// Whether this is a pod's pause container, whose request is not read. podman sets none of these marks itself, so
-    /// in a podman bundle they come from the pod's author and do not count.
+    /// Whether this is a pod's pause container, whose request is not read. podman sets none of these marks
+    /// itself, so in a podman bundle they come from the pod's author and do not count.
     pub fn is_sandbox(&self) -> bool {
         self.of_pod(|keys| keys.kind) == Some("sandbox")
             && self.writer() != Writer::Podman
             && self.engines().len() < 2
     }
 
-    /// For each CRI engine whose marks the bundle has, one of its keys. An engine writes its own marks last. A second
-    /// engine's marks come from the pod: CRI-O passes all of a pod's annotations, containerd those that its settings
-    /// list.
+    /// For each CRI engine whose marks the bundle has, one of its keys. An engine writes its own marks last.
+    /// A second engine's marks come from the pod: CRI-O passes all of a pod's annotations, containerd those
+    /// that its settings list.
     pub fn engines(&self) -> Vec<&'static str> {
         let mark = |keys: &CriKeys| {
             [keys.kind, keys.sandbox].into_iter().find(|key| self.annotations.contains_key(*key))
@@ -257,8 +259,9 @@ impl Container {
         self.cri().and_then(|keys| self.annotations.get(key(keys))).map(String::as_str)
     }
 
-    /// The sandbox id of the container's pod: the same for all containers of the pod, and unique to it. `None` for a
-    /// bundle with the keys of two engines, and for a podman bundle, whose annotations may come from the image.
+    /// The sandbox id of the container's pod: the same for all containers of the pod, and unique to it.
+    /// `None` for a bundle with the keys of two engines, and for a podman bundle, whose annotations may come
+    /// from the image.
     pub fn sandbox(&self) -> Option<&str> {
         let is_pods = self.engines().len() == 1 && !self.is_sandbox();
         self.of_pod(|keys| keys.sandbox).filter(|id| is_pods && !id.is_empty())
@@ -284,7 +287,8 @@ impl Container {
         self.of_pod(|keys| keys.uid)
     }
 
-    /// Whether a Kubernetes engine wrote the bundle for a pod's container. An image could write podman's annotations.
+    /// Whether a Kubernetes engine wrote the bundle for a pod's container. An image could write podman's
+    /// annotations.
     pub fn is_in_cluster(&self) -> bool {
         self.engines().len() == 1 && !self.is_sandbox()
     }
@@ -294,8 +298,8 @@ impl Container {
         self.pod_uid().zip(self.name_in_pod()).filter(|_| self.is_in_cluster())
     }
 
-    /// Whether the bundle holds the hook of an earlier lease: the wrapper edited it then, and no engine has rewritten
-    /// it since. Neither image nor pod can write a hook.
+    /// Whether the bundle holds the hook of an earlier lease: the wrapper edited it then, and no engine has
+    /// rewritten it since. Neither image nor pod can write a hook.
     pub fn ran_before(&self) -> bool {
         self.ran_before
     }
@@ -305,8 +309,8 @@ impl Container {
         self.env.iter().map(Variable::split)
     }
 
-    /// The entries with this name, in order. Compares lengths first for speed: a pod has a variable for each port of
-    /// each service around it, and dialects look up a hundred names.
+    /// The entries with this name, in order. Compares lengths first for speed: a pod has a variable for each
+    /// port of each service around it, and dialects look up a hundred names.
     pub fn named<'a>(&'a self, name: &str) -> impl DoubleEndedIterator<Item = (&'a str, &'a str)> {
         let is_one = move |variable: &&Variable| {
             variable.name == name.len() && variable.entry.as_bytes().starts_with(name.as_bytes())
@@ -326,9 +330,9 @@ impl Container {
 
     /// The GPU device nodes that the engine was handed for this container, as path and minor number.
     ///
-    /// A bundle that ran before also holds the nodes of its lease, so the annotation [`HANDED`] lists the nodes that
-    /// were handed over. In a bundle with every device of the host, a node counts if it has its own device rule, which
-    /// CDI writes, or if it is listed twice, which a device plugin causes.
+    /// A bundle that ran before also holds the nodes of its lease, so the annotation [`HANDED`] lists the
+    /// nodes that were handed over. In a bundle with every device of the host, a node counts if it has its
+    /// own device rule, which CDI writes, or if it is listed twice, which a device plugin causes.
     pub fn handed(&self) -> Vec<(&str, u32)> {
         if self.ran_before {
             let minors = self.annotations.get(HANDED).into_iter().flat_map(|note| note.split(','));
@@ -345,8 +349,9 @@ impl Container {
         gpus.into_iter().filter(|(_, minor)| is_handed(minor)).collect()
     }
 
-    /// Minors of the nodes below `/dev/nvidia-caps` that the bundle has in addition to GPU nodes. Two such nodes make
-    /// up a MIG instance. If the bundle ran before, the minors come from the annotation, as in [`Container::handed`].
+    /// Minors of the nodes below `/dev/nvidia-caps` that the bundle has in addition to GPU nodes. Two such
+    /// nodes make up a MIG instance. If the bundle ran before, the minors come from the annotation, as in
+    /// [`Container::handed`].
     pub fn handed_capabilities(&self) -> Vec<u32> {
         if self.ran_before {
             let items = self.annotations.get(HANDED).into_iter().flat_map(|note| note.split(','));
@@ -359,8 +364,8 @@ impl Container {
 }
 
 impl Node {
-    /// Whether this is /dev/null (1:3). The runtime always creates that node itself. A bundle lists it only if the
-    /// engine added all nodes of the host.
+    /// Whether this is /dev/null (1:3). The runtime always creates that node itself. A bundle lists it only
+    /// if the engine added all nodes of the host.
     fn is_null(&self) -> bool {
         (self.major, self.minor, self.is_block) == (1, 3, false)
     }
@@ -371,9 +376,9 @@ const CAPABILITIES: &str = "/dev/nvidia-caps/nvidia-cap";
 /// The prefix of the minor of such a node in [`HANDED`].
 pub const CAPABILITY: &str = "cap";
 
-/// The annotation that keeps the minors of the GPUs that a bundle was handed, and those of the nodes of MIG instances
-/// (`0,cap30,cap31`), for a later run of the same bundle. A pod can write it too, so it counts only together with the
-/// hook of an earlier lease.
+/// The annotation that keeps the minors of the GPUs that a bundle was handed, and those of the nodes of MIG
+/// instances (`0,cap30,cap31`), for a later run of the same bundle. A pod can write it too, so it counts only
+/// together with the hook of an earlier lease.
 pub const HANDED: &str = "granted.gpushare.io/handed";
 
 /// The NVIDIA driver's major number. Minors from 254 up are control nodes.
@@ -386,8 +391,8 @@ pub fn gpu_minor(node: &Node) -> Option<u32> {
     u32::try_from(node.minor).ok().filter(|_| is_gpu)
 }
 
-/// Whether the bundle allows every character device, so that it has those of the whole host. If several rules cover
-/// all devices, the last one counts.
+/// Whether the bundle allows every character device, so that it has those of the whole host. If several rules
+/// cover all devices, the last one counts.
 pub fn is_privileged(json: &Value) -> bool {
     rules(json)
         .filter(|rule| is_for_all(rule))

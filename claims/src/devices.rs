@@ -40,7 +40,8 @@ pub enum DeviceSelector {
     Part(u32, u32),
     /// A MIG instance by its GPU and its ids, the form that drivers before 470 used: `MIG-GPU-…/1/0`.
     Instance(GpuUuid, InstanceId),
-    /// The N of `/dev/nvidiaN`. Only dialects of other systems produce this; gpushare's own keys cannot express it.
+    /// The N of `/dev/nvidiaN`. Only dialects of other systems produce this; gpushare's own keys cannot
+    /// express it.
     Minor(u32),
     /// A full UUID of a GPU or of a MIG instance.
     Uuid(GpuUuid),

@@ -119,8 +119,8 @@ pub enum RequestError {
         /// The word that asks, as key and value.
         key: String,
     },
-    /// A channel that may only lower a share states more than the node's default, and no trusted channel states that
-    /// amount.
+    /// A channel that may only lower a share states more than the node's default, and no trusted channel
+    /// states that amount.
     #[error(
         "{key} asks for more than this node gives beside the trusted words, which leave it out (request.strict): remove it, or \
          have them say it"
@@ -269,7 +269,8 @@ pub enum ValueError {
     Capability(#[from] CapabilityError),
 }
 
-/// Cuts a value to 80 characters for a message, since a bundle may hold a megabyte. The formatter escapes it (`{:?}`).
+/// Cuts a value to 80 characters for a message, since a bundle may hold a megabyte. The formatter escapes it
+/// (`{:?}`).
 pub fn shortened(value: &str) -> String {
     const LONGEST: usize = 80;
     match value.char_indices().nth(LONGEST) {

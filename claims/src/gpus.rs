@@ -18,8 +18,8 @@ impl<'a> NodeGpus<'a> {
         self.0.iter().collect()
     }
 
-    /// The GPUs meant by a request that names none: the whole GPUs. On a node where all GPUs are divided, its MIG
-    /// instances.
+    /// The GPUs meant by a request that names none: the whole GPUs. On a node where all GPUs are divided, its
+    /// MIG instances.
     pub fn unnamed(self) -> Vec<&'a Gpu> {
         let is_meant = |gpu: &&Gpu| gpu.instance.as_ref().is_none_or(|instance| instance.stands_for_gpu);
         self.0.iter().filter(is_meant).collect()

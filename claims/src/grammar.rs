@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 /// The reason why a value is refused; the message lists the accepted forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// A size without a unit. It is refused because systems disagree whether such a number is bytes, MiB or GiB.
+    /// A size without a unit. It is refused because systems disagree whether such a number is bytes, MiB or
+    /// GiB.
     #[error("a size needs a unit: write 4GiB, 4Gi, 4096MiB, 4G (10^9 bytes) or 25%")]
     NoUnit,
     /// The text does not begin with a number, or the number is badly formed.
@@ -197,10 +198,10 @@ const UNITS: [(&str, u64); 20] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// Reads a size in bytes: digits, optionally a point and up to nine more digits, and a unit. A leading zero is
-/// refused, since some programs read 010 as eight. Units are those of Kubernetes (Gi is 2^30, G is 10^9), optionally
-/// with a B, and docker's single lower-case letters (`4g` is 2^32). Kubernetes' `m` for a thousandth has no use here;
-/// `m` is docker's 2^20.
+/// Reads a size in bytes: digits, optionally a point and up to nine more digits, and a unit. A leading zero
+/// is refused, since some programs read 010 as eight. Units are those of Kubernetes (Gi is 2^30, G is 10^9),
+/// optionally with a B, and docker's single lower-case letters (`4g` is 2^32). Kubernetes' `m` for a
+/// thousandth has no use here; `m` is docker's 2^20.
 fn size(text: &str) -> Result<u64, GrammarError> {
     if text.contains(char::is_whitespace) {
         return Err(GrammarError::Blanks);
@@ -230,8 +231,8 @@ fn percentage(text: &str) -> Result<u8, GrammarError> {
     whole::<u8>(text).filter(|percent| (1..=100).contains(percent)).ok_or(GrammarError::NotAPercentage)
 }
 
-/// Reads digits without a sign and without a leading zero, since some programs read 010 as eight. `None` if the type
-/// cannot hold the number.
+/// Reads digits without a sign and without a leading zero, since some programs read 010 as eight. `None` if
+/// the type cannot hold the number.
 pub fn whole<T: FromStr>(text: &str) -> Option<T> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let padded = text.len() > 1 && text.starts_with('0');
@@ -295,8 +296,8 @@ pub enum Mode {
     /// A part of each GPU; the interception library enforces the limit.
     #[default]
     Share,
-    /// A part of one GPU whose programs run concurrently under NVIDIA's Multi-Process Service. The interception
-    /// library enforces the memory limit, and MPS enforces the compute limit.
+    /// A part of one GPU whose programs run concurrently under NVIDIA's Multi-Process Service. The
+    /// interception library enforces the memory limit, and MPS enforces the compute limit.
     Mps,
     /// Turns on each GPU, as the driver schedules all processes. Nothing limits memory or compute.
     TimeSlice,

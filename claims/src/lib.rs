@@ -1,9 +1,9 @@
-//! Turns a bundle's words about GPUs into one [`Request`]. A [`Word`] is one variable, annotation or device, with the
-//! [`Rank`] of its possible authors. Sources turn words into [`Claim`]s. [`merge()`] combines all claims into one
-//! request.
+//! Turns a bundle's words about GPUs into one [`Request`]. A [`Word`] is one variable, annotation or device,
+//! with the [`Rank`] of its possible authors. Sources turn words into [`Claim`]s. [`merge()`] combines all
+//! claims into one request.
 //!
-//! This crate only computes: it reads no files and knows no other system's keys. The sources live in the crate above,
-//! `gpushare-request`. docs/trust.md describes how far each author is trusted.
+//! This crate only computes: it reads no files and knows no other system's keys. The sources live in the
+//! crate above, `gpushare-request`. docs/trust.md describes how far each author is trusted.
 #![forbid(unsafe_code)]
 
 mod allocated;

@@ -1,5 +1,5 @@
-//! Finds other systems' interception libraries in a bundle. If two such libraries are loaded, or one together with
-//! gpushare's, both hook the same calls and count each allocation twice.
+//! Finds other systems' interception libraries in a bundle. If two such libraries are loaded, or one together
+//! with gpushare's, both hook the same calls and count each allocation twice.
 //!
 //! Each dialect's file describes its library.
 
@@ -15,7 +15,8 @@ pub struct Library {
     pub folders: &'static [&'static str],
     /// File names of the library, without folders.
     pub files: &'static [&'static str],
-    /// The proof that the library's owner installed it. `None` for a library that does not limit memory by itself.
+    /// The proof that the library's owner installed it. `None` for a library that does not limit memory by
+    /// itself.
     pub owner: Option<Owner>,
 }
 

@@ -1,9 +1,10 @@
 //! Merges the claims of all sources into one request. The smallest statement of each limit counts.
 //!
-//! Claims are compared by rank. A less trusted claim may ask for less, and then it counts. If it asks for more, a
-//! strict node refuses it; other nodes cut it and add a note. Claims that grant are held to the ceilings of their
-//! channel. On a strict node anything above the node's default needs a claim that may grant. An amount that no claim
-//! states gets the node's default, never "no limit". This module knows no other system's keys.
+//! Claims are compared by rank. A less trusted claim may ask for less, and then it counts. If it asks for
+//! more, a strict node refuses it; other nodes cut it and add a note. Claims that grant are held to the
+//! ceilings of their channel. On a strict node anything above the node's default needs a claim that may
+//! grant. An amount that no claim states gets the node's default, never "no limit". This module knows no
+//! other system's keys.
 
 mod amounts;
 mod spread;
@@ -76,8 +77,8 @@ impl<'a> Merge<'a> {
         self.claims.iter().copied().filter(|claim| claim.asks)
     }
 
-    /// Refuses the request if none of the claims that ask may grant. If lists of GPUs in variables are no request,
-    /// also refuses it if only words of unchecked images ask.
+    /// Refuses the request if none of the claims that ask may grant. If lists of GPUs in variables are no
+    /// request, also refuses it if only words of unchecked images ask.
     fn refuse_without_grantor(&self) -> Result<(), RequestError> {
         let first = self.asking().next().ok_or(RequestError::NoShare)?;
         let mut granting = self.asking().filter(|claim| self.may_grant(claim)).peekable();
@@ -117,9 +118,9 @@ impl<'a> Merge<'a> {
         Ok(found)
     }
 
-    /// Handles a second claim that states more than the first, or something different at the same rank. A strict node
-    /// refuses it. If both use gpushare's own keys, every node refuses them, because their author can fix them.
-    /// Otherwise a note says which one counts.
+    /// Handles a second claim that states more than the first, or something different at the same rank. A
+    /// strict node refuses it. If both use gpushare's own keys, every node refuses them, because their author
+    /// can fix them. Otherwise a note says which one counts.
     fn differ(&mut self, first: &Claim, second: &Claim, outcome: &str) -> Result<(), RequestError> {
         if self.policy.strict || !first.is_foreign() && !second.is_foreign() {
             return Err(self.refused(first, second));
@@ -142,7 +143,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// How the container gets its GPUs: never more than any claim states. A limit is less than turns without a limit.
+    /// How the container gets its GPUs: never more than any claim states. A limit is less than turns without
+    /// a limit.
     fn mode(&mut self, spread: &Spread) -> Result<Mode, RequestError> {
         if self.exclusive(spread)? {
             return Ok(Mode::Exclusive);
@@ -156,8 +158,8 @@ impl<'a> Merge<'a> {
             return self.mps();
         }
         let turns = least.first;
-        // A memory amount from the author of the time-slice request is the expected need, not a limit. This needs at
-        // least a pod's rank: images write variables, too.
+        // A memory amount from the author of the time-slice request is the expected need, not a limit. This
+        // needs at least a pod's rank: images write variables, too.
         let is_need =
             |claim: &Claim| !claim.is_foreign() && claim.rank == turns.rank && claim.rank >= Rank::Pod;
         let limiting = |claim: &&Claim| claim.mode.is_none() && claim.states_amounts() && !is_need(claim);
@@ -168,8 +170,9 @@ impl<'a> Merge<'a> {
         Ok(if limits.is_empty() { least.value } else { Mode::Share })
     }
 
-    /// Chooses MPS if a claim asks for it that is trusted as far as every claim that states a mode or amounts. Under
-    /// MPS a neighbour's fault also hits this container, so an image must not choose it over a more trusted author.
+    /// Chooses MPS if a claim asks for it that is trusted as far as every claim that states a mode or
+    /// amounts. Under MPS a neighbour's fault also hits this container, so an image must not choose it over a
+    /// more trusted author.
     fn mps(&mut self) -> Result<Mode, RequestError> {
         let asking = self.claims.iter().copied().find(|claim| claim.mode == Some(Mode::Mps));
         let first = self.claims.iter().copied().find(|claim| claim.states_amounts());
@@ -182,8 +185,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Whether the container gets whole GPUs. It does if the most trusted claim with amounts says so and no other
-    /// claim states a share.
+    /// Whether the container gets whole GPUs. It does if the most trusted claim with amounts says so and no
+    /// other claim states a share.
     fn exclusive(&mut self, spread: &Spread) -> Result<bool, RequestError> {
         let stating: Vec<&Claim> =
             self.claims.iter().copied().filter(|claim| claim.states_amounts()).collect();
@@ -198,16 +201,16 @@ impl<'a> Merge<'a> {
         Ok(stating.iter().all(|claim| claim.is_exclusive()))
     }
 
-    /// Whether the node gives whole GPUs to a container that names GPUs without an amount, and no ceiling is below a
-    /// whole GPU.
+    /// Whether the node gives whole GPUs to a container that names GPUs without an amount, and no ceiling is
+    /// below a whole GPU.
     fn is_whole_by_policy(&self, spread: &Spread) -> bool {
         let knows_shares = self.asking().any(|claim| claim.takes_defaults);
         let wanted = self.policy.nvidia == NvidiaPolicy::Whole && !knows_shares;
         wanted && spread.gpus.iter().all(|gpu| matches!(self.ceiling_of_default(Some(gpu), spread), Ok(None)))
     }
 
-    /// Refuses what MPS does not support: several GPUs, since a program reaches only one control daemon, and limiting
-    /// compute other than by thread percentage.
+    /// Refuses what MPS does not support: several GPUs, since a program reaches only one control daemon, and
+    /// limiting compute other than by thread percentage.
     fn refuse_beside_mps(&self, devices: &Devices) -> Result<(), RequestError> {
         let mode = self.claims.iter().find(|claim| claim.mode == Some(Mode::Mps));
         let mode = mode.map_or("", |claim| &claim.by);
@@ -232,7 +235,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Refuses the latency policy for a container without a compute limit, or from an author who may not choose it.
+    /// Refuses the latency policy for a container without a compute limit, or from an author who may not
+    /// choose it.
     fn check_latency(&mut self, request: &Request) -> Result<(), RequestError> {
         if request.compute_policy != ComputePolicy::Latency {
             let stated = self.claims.iter().find_map(|claim| claim.compute_policy);
@@ -257,8 +261,9 @@ impl<'a> Merge<'a> {
         if is_granted { Ok(()) } else { Err(RequestError::AboveDefault { key }) }
     }
 
-    /// The host memory that may stand in for GPU memory. It is a resource of the node for which the settings have no
-    /// ceilings, so at least one of the claims that state it must be allowed to grant without ceilings.
+    /// The host memory that may stand in for GPU memory. It is a resource of the node for which the settings
+    /// have no ceilings, so at least one of the claims that state it must be allowed to grant without
+    /// ceilings.
     fn host_memory(&mut self, mode: Mode) -> Result<DeviceMemory, RequestError> {
         let Some(least) = self.least(|claim| claim.host_memory, |a, b| Ok(a.cmp(b)))? else {
             return Ok(DeviceMemory::ZERO);
@@ -278,9 +283,9 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// The most memory to which the container may grow on each GPU. While no other container needs the memory, this is
-    /// worth as much as a share of that size. It therefore needs a claim that is trusted as far as every claim that
-    /// states amounts, and a claim that may grant without ceilings.
+    /// The most memory to which the container may grow on each GPU. While no other container needs the
+    /// memory, this is worth as much as a share of that size. It therefore needs a claim that is trusted as
+    /// far as every claim that states amounts, and a claim that may grant without ceilings.
     fn memory_limit(&mut self, shares: &[Granted], mode: Mode) -> Result<Option<DeviceMemory>, RequestError> {
         let Some(least) = self.least(|claim| claim.memory_limit, |a, b| Ok(a.cmp(b)))? else {
             return Ok(None);

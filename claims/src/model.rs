@@ -40,8 +40,8 @@ impl std::fmt::Display for ModelFilter {
 }
 
 impl ModelFilter {
-    /// Whether `model` matches a wanted pattern, if there are any, and no unwanted pattern. Case is ignored, and a
-    /// leading "NVIDIA " may be left out.
+    /// Whether `model` matches a wanted pattern, if there are any, and no unwanted pattern. Case is ignored,
+    /// and a leading "NVIDIA " may be left out.
     pub fn takes(&self, model: &str) -> bool {
         let model = model.to_ascii_lowercase();
         let short = model.strip_prefix("nvidia ").unwrap_or(&model);
@@ -53,8 +53,8 @@ impl ModelFilter {
     }
 }
 
-/// Glob match: `*` matches any run of characters, `?` any one. Each star costs at most time linear in the text, so no
-/// pattern takes exponential time.
+/// Glob match: `*` matches any run of characters, `?` any one. Each star costs at most time linear in the
+/// text, so no pattern takes exponential time.
 fn glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

@@ -5,7 +5,8 @@
 pub struct KeyPatterns(Vec<String>);
 
 impl KeyPatterns {
-    /// The annotations that device plugins write. containerd's setting `container_annotations` needs the same list.
+    /// The annotations that device plugins write. containerd's setting `container_annotations` needs the same
+    /// list.
     pub const SHIPPED: [&'static str; 6] = [
         "alloc.gpushare.io/*",
         "cdi.k8s.io/nvidia-device-plugin_*",

@@ -16,7 +16,8 @@ use crate::selector::IndexMeaning;
 /// The administrator's rules for requests. The default is a node without settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Only trusted channels grant. Variables and pod annotations may only lower what a trusted channel granted.
+    /// Only trusted channels grant. Variables and pod annotations may only lower what a trusted channel
+    /// granted.
     pub strict: bool,
     /// The annotations that only a device plugin or the engine's caller can write.
     pub trusted_annotations: KeyPatterns,
@@ -32,13 +33,13 @@ pub struct Policy {
     pub interceptor: InterceptorPolicy,
     /// Values that individual dialects cannot read from the bundle.
     pub dialects: DialectSettings,
-    /// Keys of other systems' off switches that this node honours (`switch_names` of gpushare-request lists them). A
-    /// container that sets one of them asks for whole GPUs.
+    /// Keys of other systems' off switches that this node honours (`switch_names` of gpushare-request lists
+    /// them). A container that sets one of them asks for whole GPUs.
     pub switches: Vec<String>,
     /// Whether gpushare's own keys in the environment are ignored.
     pub ignore_env: bool,
-    /// Memory on each GPU for a container that names no size, in bytes or percent. `None` gives all that is left on
-    /// the GPU.
+    /// Memory on each GPU for a container that names no size, in bytes or percent. `None` gives all that is
+    /// left on the GPU.
     pub default_memory: Option<MemoryRequest>,
     /// Whether to refuse a container that names no size.
     pub needs_memory: bool,
@@ -71,18 +72,20 @@ pub struct DialectSettings {
     pub aliyun_index: IndexMeaning,
     /// The unit in which Aliyun's plugin counts memory, in bytes. `None` infers it from the GPUs' sizes.
     pub aliyun_unit: Option<u64>,
-    /// Whether a limit of 0 in HAMi's keys means that none is stated, as in some forks. Otherwise it is an error.
+    /// Whether a limit of 0 in HAMi's keys means that none is stated, as in some forks. Otherwise it is an
+    /// error.
     pub hami_zero_unstated: bool,
     /// The number of shards that Slurm has on each GPU. A job's environment does not contain it.
     pub slurm_shards_per_gpu: Option<u32>,
     /// Whether Slurm's percentage under MPS limits memory too, not only compute.
     pub slurm_mps_memory: bool,
-    /// Whether other systems' words for MPS ask for mode `mps`; otherwise they ask for a share with the same limits.
+    /// Whether other systems' words for MPS ask for mode `mps`; otherwise they ask for a share with the same
+    /// limits.
     pub mps: bool,
 }
 
-/// The most that less trusted channels may grant on each GPU by themselves. `None` means that the channel may grant
-/// nothing under [`Policy::strict`], and that it has no limit otherwise.
+/// The most that less trusted channels may grant on each GPU by themselves. `None` means that the channel may
+/// grant nothing under [`Policy::strict`], and that it has no limit otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ceilings {
     /// For annotations that the pod's author can write.
@@ -91,10 +94,10 @@ pub struct Ceilings {
     pub env: Option<MemoryRequest>,
 }
 
-/// The meaning of a list of GPUs without a share. A bundle does not distinguish the image's environment from the
-/// user's, so an image can set `NVIDIA_VISIBLE_DEVICES`. The list therefore never grants more than the node's default
-/// share. The name of a gpushare CDI device in that variable counts like a gpushare variable: [`Policy::ignore_env`]
-/// and [`Policy::strict`] apply, and if the node does not read it, it is an error.
+/// The meaning of a list of GPUs without a share. A bundle does not distinguish the image's environment from
+/// the user's, so an image can set `NVIDIA_VISIBLE_DEVICES`. The list therefore never grants more than the
+/// node's default share. The name of a gpushare CDI device in that variable counts like a gpushare variable:
+/// [`Policy::ignore_env`] and [`Policy::strict`] apply, and if the node does not read it, it is an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NvidiaPolicy {
     /// The default share on the named GPUs.
@@ -128,8 +131,9 @@ pub struct Ceiling {
 }
 
 impl Policy {
-    /// The rules for this container. On a strict node its variables grant what kubelet allocated to it, regardless of
-    /// the ceiling for variables. If the container got no GPU in any way, its variables grant nothing.
+    /// The rules for this container. On a strict node its variables grant what kubelet allocated to it,
+    /// regardless of the ceiling for variables. If the container got no GPU in any way, its variables grant
+    /// nothing.
     pub fn within(&self, container: &Container) -> Cow<'_, Self> {
         let Some(allocated) = container.allocated().filter(|_| self.strict) else {
             return Cow::Borrowed(self);

@@ -3,8 +3,8 @@
 /// The possible author of a word, from least to most trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// An environment variable. The bundle merges the entries of image, pod and device plugin into one list without
-    /// saying which is which.
+    /// An environment variable. The bundle merges the entries of image, pod and device plugin into one list
+    /// without saying which is which.
     #[default]
     Environment,
     /// An annotation that the pod's author can write.

@@ -27,8 +27,8 @@ pub struct Request {
     pub compute_policy: ComputePolicy,
     /// The most compute that [`ComputePolicy::Burst`] may use; `None` allows all idle time.
     pub burst: Option<Cores>,
-    /// The memory to which the container may grow on each GPU, above `memory`, which is then in bytes and the same on
-    /// all GPUs; `None` means that it does not grow.
+    /// The memory to which the container may grow on each GPU, above `memory`, which is then in bytes and the
+    /// same on all GPUs; `None` means that it does not grow.
     pub memory_limit: Option<DeviceMemory>,
     /// Total host memory, over all GPUs, that may stand in for GPU memory once the share is full.
     pub host_memory: DeviceMemory,
@@ -38,15 +38,15 @@ pub struct Request {
     pub priority: Priority,
     /// Whether the container or its whole pod holds the share.
     pub scope: Scope,
-    /// The lease that the node reserved for the container's resource claim. The container joins it and gets no lease
-    /// of its own.
+    /// The lease that the node reserved for the container's resource claim. The container joins it and gets
+    /// no lease of its own.
     pub reserved: Option<i64>,
     /// Names of the dialects in which other systems wrote the request; empty for gpushare's own keys.
     pub dialects: Vec<&'static str>,
     /// Variables of other systems, with the value that each must have in the container to match the grant.
     pub variables: Vec<(String, String)>,
-    /// Whether the granted GPUs differ from the container's list, or come in another order, while the bundle has
-    /// limits that may count by position.
+    /// Whether the granted GPUs differ from the container's list, or come in another order, while the bundle
+    /// has limits that may count by position.
     pub moves_limits: bool,
     /// Minors of the GPUs whose nodes the engine was handed, or of those in CDI files if it was handed none.
     /// [`crate::HANDED`] keeps them, since a CDI file may be gone when the bundle runs again.
@@ -94,8 +94,8 @@ pub enum Kept {
     /// The list as the engine wrote it.
     #[default]
     AsWritten,
-    /// The granted GPUs. The old list alone could mean more than was granted, or another GPU: other sources also took
-    /// part in the decision, and its numbers may have been minors because of a mark that is gone.
+    /// The granted GPUs. The old list alone could mean more than was granted, or another GPU: other sources
+    /// also took part in the decision, and its numbers may have been minors because of a mark that is gone.
     Granted(Vec<GpuUuid>),
     /// No list: limits that count by position in the list would apply to the wrong GPU.
     Nothing,

@@ -88,7 +88,8 @@ fn names<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
     gpus.map(Gpu::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// How a bare number names a GPU. Systems differ in this, and a wrong guess gives the container another tenant's GPU.
+/// How a bare number names a GPU. Systems differ in this, and a wrong guess gives the container another
+/// tenant's GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IndexMeaning {
     /// NVML's index, in the order of PCI addresses.

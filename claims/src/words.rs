@@ -38,7 +38,8 @@ impl<'a> Word<'a> {
         Self { key, value, rank: Rank::Handed, is_variable: false }
     }
 
-    /// The error for a value that is invalid in this dialect. `why` names the mistake and what to write instead.
+    /// The error for a value that is invalid in this dialect. `why` names the mistake and what to write
+    /// instead.
     pub fn wrong(&self, why: impl Into<String>) -> RequestError {
         RequestError::Malformed {
             key: shortened(self.key).escape_debug().to_string(),
@@ -122,8 +123,8 @@ impl<'a> Words<'a> {
     }
 }
 
-/// The rank of the annotation `key`. Only the name of an annotation shows whether a device plugin wrote it. podman
-/// also passes an image's annotations, so in its bundles an annotation counts no more than a variable.
+/// The rank of the annotation `key`. Only the name of an annotation shows whether a device plugin wrote it.
+/// podman also passes an image's annotations, so in its bundles an annotation counts no more than a variable.
 pub fn rank_of_annotation(key: &str, container: &Container, policy: &Policy) -> Rank {
     let is_listed = || policy.trusted_annotations.has(key);
     match container.writer() {
@@ -135,8 +136,8 @@ pub fn rank_of_annotation(key: &str, container: &Container, policy: &Policy) -> 
     }
 }
 
-/// Whether kubelet wrote the annotation for the container itself, according to CRI-O's list of the container's own
-/// annotations.
+/// Whether kubelet wrote the annotation for the container itself, according to CRI-O's list of the
+/// container's own annotations.
 fn is_of_container(key: &str, container: &Container) -> bool {
     let own = container.cri_o_annotations().get(key);
     own.is_some_and(|value| container.annotations().get(key) == Some(value))

@@ -50,8 +50,8 @@ pub struct Configure {
     /// Make it the engine's default runtime. Variables then grant no GPU, since an image may set them.
     #[arg(long, conflicts_with = "remove")]
     default: bool,
-    /// What a container gets that names no size: a share as 8GiB or 25%, `rest` (all that is left, so the next
-    /// one gets none), or `refuse`. It is the same for all engines, and stays until it is changed.
+    /// What a container gets that names no size: a share as 8GiB or 25%, `rest` (all that is left, so the
+    /// next one gets none), or `refuse`. It is the same for all engines, and stays until it is changed.
     #[arg(long, value_name = "SHARE", conflicts_with = "remove")]
     default_share: Option<DefaultShare>,
     /// Print the difference and change nothing.

@@ -1,7 +1,7 @@
 //! `gpushare`: what people and scripts ask of a node that shares GPUs.
 //!
-//! One file per command. Each reads the same settings, store and inventory as the runtime. `--json` prints
-//! an object (`answer`), without it a command prints a table. A failure is one line on stderr, and an exit code
+//! One file per command. Each reads the same settings, store and inventory as the runtime. `--json` prints an
+//! object (`answer`), without it a command prints a table. A failure is one line on stderr, and an exit code
 //! by its kind (`failure`).
 #![deny(unsafe_code)]
 
@@ -125,8 +125,8 @@ enum Command {
         #[arg(required = true)]
         gpus: Vec<String>,
     },
-    /// Measures each container's GPU time and memory for the libraries inside, and tells the figures to others;
-    /// one process per node, in the foreground.
+    /// Measures each container's GPU time and memory for the libraries inside, and tells the figures to
+    /// others; one process per node, in the foreground.
     Meter(meter::Telling),
     /// NVIDIA's Multi-Process Service, for shares in mode mps.
     #[command(subcommand)]
@@ -158,7 +158,8 @@ enum Command {
         /// The shell.
         shell: Shell,
     },
-    /// Prints where engines' settings name a gpushare-runtime, and what takes it out; for the scripts that remove it.
+    /// Prints where engines' settings name a gpushare-runtime, and what takes it out; for the scripts that
+    /// remove it.
     #[command(hide = true)]
     Registrations,
     /// Writes manual pages, completions and JSON Schemas, as they are installed below PREFIX/share.

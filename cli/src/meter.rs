@@ -101,7 +101,8 @@ pub fn meter(telling: Telling) -> Result<()> {
                 if !std::mem::replace(&mut is_told, true) {
                     tracing::warn!(%library, "somebody has a lease (F_SETLEASE) on it: nothing is measured until it is over");
                 }
-                // The kernel ends the lease after a while. Until then, search without NVML and report its holder.
+                // The kernel ends the lease after a while. Until then, search without NVML and report its
+                // holder.
                 session::run(None, &node, state.path(), &store, &config, &used)?;
             }
             Err(error) => {

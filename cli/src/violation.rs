@@ -120,8 +120,8 @@ pub struct Noted(HashMap<(Option<i64>, String, String), Instant>);
 
 /// The same is noted again after this time.
 const ONCE_IN: Duration = Duration::from_secs(600);
-/// How many cgroups of strangers are told apart in that time, since anyone who may make cgroups has any number
-/// of them.
+/// How many cgroups of strangers are told apart in that time, since anyone who may make cgroups has any
+/// number of them.
 const STRANGERS: usize = 10;
 /// The most characters of a container's name, or a cgroup's path, and of a text.
 const LONGEST: usize = 512;
@@ -131,8 +131,8 @@ const MOST_ROWS: usize = 4;
 const MOST_STRANGERS: usize = 32;
 
 impl Noted {
-    /// Notes `violation` below the state folder, if it is against a share. Returns whether it is one that was not
-    /// there of late.
+    /// Notes `violation` below the state folder, if it is against a share. Returns whether it is one that was
+    /// not there of late.
     pub fn note(&mut self, state: &Path, violation: &Violation) -> bool {
         self.0.retain(|_, at| at.elapsed() < ONCE_IN);
         let is_stranger = |kind: &str| kind == Kind::Stranger.name();
@@ -160,8 +160,8 @@ impl Noted {
     }
 }
 
-/// At most so many rows of each container and kind, the last of which counts the others, with texts of bounded
-/// length: nobody pushes a neighbour's out.
+/// At most so many rows of each container and kind, the last of which counts the others, with texts of
+/// bounded length: nobody pushes a neighbour's out.
 pub fn bounded(mut found: Vec<Violation>) -> Vec<Violation> {
     // Proofs first, and the same processes each time.
     found.sort_by(|a, b| (a.lease, &a.kind, a.is_hint, a.pid).cmp(&(b.lease, &b.kind, b.is_hint, b.pid)));

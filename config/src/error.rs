@@ -73,7 +73,8 @@ pub(crate) fn value(key: &'static str, value: &str, message: impl ToString) -> C
     ConfigError::Value { key, value: value.to_owned(), message: message.to_string() }
 }
 
-/// The [`Reason`] of a refusal that is reported as `error`; [`Reason::Node`] if no more specific cause is known.
+/// The [`Reason`] of a refusal that is reported as `error`; [`Reason::Node`] if no more specific cause is
+/// known.
 pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
     let is_setting =
         iter::successors(Some(error), |error| (*error).source()).any(|cause| cause.is::<ConfigError>());

@@ -186,8 +186,8 @@ struct LogSection {
     level: String,
 }
 
-// The shipped values of each section. The build script writes them as code, so that the runtime never has to parse
-// gpushare.toml.
+// The shipped values of each section. The build script writes them as code, so that the runtime never has to
+// parse gpushare.toml.
 include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
 
 /// The shipped settings overlaid with `files`. `base` is the program's folder.
@@ -335,8 +335,8 @@ fn overlay(base: &mut Table, over: Table) {
 }
 
 impl File {
-    /// Checks the strings and converts them to values. An empty path means the default place relative to the program's
-    /// folder `base`.
+    /// Checks the strings and converts them to values. An empty path means the default place relative to the
+    /// program's folder `base`.
     pub fn into_config(self, base: &Path) -> Result<Config, ConfigError> {
         let beside =
             |path: PathBuf, default: PathBuf| if path.as_os_str().is_empty() { default } else { path };
@@ -395,7 +395,8 @@ impl File {
     }
 }
 
-/// PREFIX/lib/gpushare for a program in PREFIX/bin. It contains no `..`, because the path is written into bundles.
+/// PREFIX/lib/gpushare for a program in PREFIX/bin. It contains no `..`, because the path is written into
+/// bundles.
 fn libraries(base: &Path) -> PathBuf {
     base.parent().unwrap_or(base).join("lib/gpushare")
 }

@@ -1,7 +1,7 @@
 //! Reads the administrator's settings from TOML, checks them and returns them as values.
 //!
-//! The shipped `gpushare.toml` is embedded, and defaults are written only there. A file with an unknown key or a wrong
-//! value is refused as a whole; the error names file and line.
+//! The shipped `gpushare.toml` is embedded, and defaults are written only there. A file with an unknown key
+//! or a wrong value is refused as a whole; the error names file and line.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -58,11 +58,11 @@ pub struct Config {
     pub denies_bystanders: bool,
     /// Whether the driver limits containers with a share, too.
     pub driver_limits: DriverLimits,
-    /// Whether `gpushare mps serve` sets a card's compute mode while MPS has it, so that the driver refuses every
-    /// process except the MPS server. Otherwise it leaves the mode alone.
+    /// Whether `gpushare mps serve` sets a card's compute mode while MPS has it, so that the driver refuses
+    /// every process except the MPS server. Otherwise it leaves the mode alone.
     pub mps_is_exclusive: bool,
-    /// Absolute paths of folders with CDI files; later folders take precedence. They are read for CDI names that do
-    /// not identify a GPU.
+    /// Absolute paths of folders with CDI files; later folders take precedence. They are read for CDI names
+    /// that do not identify a GPU.
     pub cdi_folders: Vec<PathBuf>,
     /// Names of the shares that gpushare's CDI files offer, each in the form of
     /// [`gpushare_request::ShareName`].
@@ -97,8 +97,8 @@ pub struct Paths {
 /// The settings of `gpushare-kube node`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// Names of the resources that the device plugin serves. If there are none, the agent publishes GPUs to the
-    /// scheduler in a ResourceSlice. The agent knows the valid names.
+    /// Names of the resources that the device plugin serves. If there are none, the agent publishes GPUs to
+    /// the scheduler in a ResourceSlice. The agent knows the valid names.
     pub resources: Vec<String>,
     /// The size of one `gpushare.io/gpu-memory`, in bytes: at least 1 MiB.
     pub memory_granule: DeviceMemory,
@@ -131,14 +131,15 @@ pub struct Rule {
 /// The settings of `gpushare meter`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meter {
-    /// Device memory per process, in bytes, that may be in use beyond what the container's region accounts for.
+    /// Device memory per process, in bytes, that may be in use beyond what the container's region accounts
+    /// for.
     pub tolerance: DeviceMemory,
     /// The reaction to a container that breaks its share.
     pub on_cheating: OnCheating,
     /// Numbers of the driver's errors (Xid) that take a GPU out of service.
     pub xids: BTreeSet<u32>,
-    /// The device files from which to read the GPUs' own records of context switches; `None`: GPU time comes from
-    /// NVML's samples.
+    /// The device files from which to read the GPUs' own records of context switches; `None`: GPU time comes
+    /// from NVML's samples.
     pub record: Option<RecordFiles>,
 }
 
@@ -151,8 +152,8 @@ pub enum RecordFiles {
     In(PathBuf),
 }
 
-/// The meter's reaction to a container that breaks its share: it tampers with its limits, or uses more than they
-/// allow.
+/// The meter's reaction to a container that breaks its share: it tampers with its limits, or uses more than
+/// they allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnCheating {
     /// Reports it in the log, in `gpushare ps` and in `gpushare doctor`.
@@ -170,8 +171,9 @@ pub struct Log {
     pub file: Option<PathBuf>,
     /// One JSON object per line instead of text.
     pub json: bool,
-    /// The least severe level that is written. Error: something failed. Warning: someone may have to act. Info: a
-    /// lease was granted, refused or released, one line each. Debug: single decisions, for troubleshooting.
+    /// The least severe level that is written. Error: something failed. Warning: someone may have to act.
+    /// Info: a lease was granted, refused or released, one line each. Debug: single decisions, for
+    /// troubleshooting.
     pub level: LevelFilter,
 }
 
@@ -238,8 +240,8 @@ impl Config {
         }
     }
 
-    /// Reads the container from a config.json. Also reads the node's CDI files if the container names a CDI device
-    /// whose name does not identify the GPU.
+    /// Reads the container from a config.json. Also reads the node's CDI files if the container names a CDI
+    /// device whose name does not identify the GPU.
     pub fn container(&self, json: &serde_json::Value) -> Container {
         let container = Container::from_json(json);
         let names = cdi_names(&container);
@@ -250,8 +252,8 @@ impl Config {
         container.specified(devices)
     }
 
-    /// The settings that a single file with the contents `text` would give. `name` stands for it in messages, and
-    /// `programs` is the folder of gpushare's programs.
+    /// The settings that a single file with the contents `text` would give. `name` stands for it in messages,
+    /// and `programs` is the folder of gpushare's programs.
     ///
     /// # Errors
     /// If the text has a mistake.
@@ -259,12 +261,12 @@ impl Config {
         file::merge_text(name, text)?.into_config(programs)
     }
 
-    /// The usable part of settings that [`Config::load`] refuses, or [`Config::load_from`] for the settings file
-    /// `named`. It is for calls that must not fail: the low-level runtimes and the state folder come from the files,
-    /// everything else is as shipped.
+    /// The usable part of settings that [`Config::load`] refuses, or [`Config::load_from`] for the settings
+    /// file `named`. It is for calls that must not fail: the low-level runtimes and the state folder come
+    /// from the files, everything else is as shipped.
     ///
-    /// `None` if a file is so far from valid TOML that these may be lost. The runtime that made the containers is
-    /// unknown then, and another runtime's `delete` would destroy their state.
+    /// `None` if a file is so far from valid TOML that these may be lost. The runtime that made the
+    /// containers is unknown then, and another runtime's `delete` would destroy their state.
     pub fn salvaged(named: Option<&Path>) -> Option<Self> {
         let files = named.map_or_else(locate::files, locate::files_of).ok()?;
         file::salvage(&files)?.into_config(&locate::program_folder().ok()?).ok()
@@ -278,7 +280,8 @@ impl Config {
         locate::files()
     }
 
-    /// The settings that would be in force if the settings file `path`, which may not exist yet, contained `text`.
+    /// The settings that would be in force if the settings file `path`, which may not exist yet, contained
+    /// `text`.
     ///
     /// # Errors
     /// When the text or another file has a mistake.

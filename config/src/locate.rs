@@ -18,8 +18,8 @@ pub(crate) fn files() -> Result<Vec<PathBuf>, ConfigError> {
     named(env::var_os(ENVIRONMENT))
 }
 
-/// The files for this value of the variable. An empty value is an error: it may come from a command that failed, and
-/// falling back to the settings of the real node would be wrong.
+/// The files for this value of the variable. An empty value is an error: it may come from a command that
+/// failed, and falling back to the settings of the real node would be wrong.
 fn named(variable: Option<OsString>) -> Result<Vec<PathBuf>, ConfigError> {
     match variable {
         Some(path) if path.is_empty() => Err(ConfigError::NoName),
@@ -35,16 +35,16 @@ pub(crate) fn files_of(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     with_drop_ins(path)
 }
 
-/// The file and its drop-ins, in order. A drop-in folder that exists but cannot be read is an error, because the
-/// administrator may rely on its contents.
+/// The file and its drop-ins, in order. A drop-in folder that exists but cannot be read is an error, because
+/// the administrator may rely on its contents.
 fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut folder = path.as_os_str().to_owned();
     folder.push(".d");
     let folder = PathBuf::from(folder);
     let unread = |source| ConfigError::Read { path: folder.clone(), source };
     let mut drop_ins = Vec::new();
-    // A user who may write to the parent folder could replace the file. In a sticky folder such as /tmp only the owner
-    // can.
+    // A user who may write to the parent folder could replace the file. In a sticky folder such as /tmp only
+    // the owner can.
     check_folder(path.parent().unwrap_or(Path::new("/")), true)?;
     match fs::read_dir(&folder) {
         Ok(entries) => {
@@ -68,7 +68,8 @@ fn with_drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     Ok(is_there.then(|| path.to_path_buf()).into_iter().chain(drop_ins).collect())
 }
 
-/// Refuses a folder into which users other than root and the running user can put files. Accepts a missing folder.
+/// Refuses a folder into which users other than root and the running user can put files. Accepts a missing
+/// folder.
 fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
     let read = |source| ConfigError::Read { path: path.into(), source };
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -83,12 +84,12 @@ fn check_folder(path: &Path, may_be_sticky: bool) -> Result<(), ConfigError> {
     }
 }
 
-/// The owner that the kernel shows for a file whose owner does not exist in the user namespace. The number differs if
-/// /proc/sys/kernel/overflowuid was changed.
+/// The owner that the kernel shows for a file whose owner does not exist in the user namespace. The number
+/// differs if /proc/sys/kernel/overflowuid was changed.
 const OVERFLOW_UID: u32 = 65534;
 
-/// Whether a file or folder belongs to root or to the running user. Under a rootless engine root's files show the
-/// overflow owner. Accepting it there is safe: the process can do no more than the engine's user.
+/// Whether a file or folder belongs to root or to the running user. Under a rootless engine root's files show
+/// the overflow owner. Accepting it there is safe: the process can do no more than the engine's user.
 pub(crate) fn is_ours(metadata: &Metadata) -> io::Result<bool> {
     let this_user = fs::metadata("/proc/self")?.uid();
     let owner = metadata.uid();

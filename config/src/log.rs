@@ -1,5 +1,5 @@
-//! Writes the log file that the settings name. Only the meter logs to stderr: elsewhere stdout and stderr belong to
-//! the container.
+//! Writes the log file that the settings name. Only the meter logs to stderr: elsewhere stdout and stderr
+//! belong to the container.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -27,8 +27,8 @@ pub(crate) const LEVELS: [(&str, LevelFilter); 4] = [
 ];
 
 impl Log {
-    /// The log settings as command-line arguments for the wrapper's hooks, which read no settings. Empty without a
-    /// log.
+    /// The log settings as command-line arguments for the wrapper's hooks, which read no settings. Empty
+    /// without a log.
     pub fn arguments(&self) -> Vec<String> {
         let Some(file) = self.file.as_ref().and_then(|file| file.to_str()) else { return Vec::new() };
         let format = if self.json { "json" } else { "text" };
@@ -48,8 +48,8 @@ impl Log {
         sound.then_some(Self { file: Some(file), json, level })
     }
 
-    /// Starts logging if the settings name a file. Ignores a file that cannot be opened: no container may fail because
-    /// of its log.
+    /// Starts logging if the settings name a file. Ignores a file that cannot be opened: no container may
+    /// fail because of its log.
     pub fn start(&self) {
         let Some(path) = &self.file else { return };
         // O_NONBLOCK: a FIFO without a reader must not block the engine.

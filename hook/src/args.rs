@@ -1,6 +1,6 @@
-//! Reads the hook's arguments. The wrapper writes them into the bundle, and the hook uses nothing else: the state on
-//! its standard input does not name the runtime root and may be unusable at poststop. A hook that an administrator
-//! configured has only a stage, and works without the wrapper.
+//! Reads the hook's arguments. The wrapper writes them into the bundle, and the hook uses nothing else: the
+//! state on its standard input does not name the runtime root and may be unusable at poststop. A hook that an
+//! administrator configured has only a stage, and works without the wrapper.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -84,8 +84,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Parses `STAGE --state DIR --lease NUMBER --root ROOT --id ID`, and the arguments that [`Log::arguments`] and
-    /// [`DriverLimiter::arguments`] add.
+    /// Parses `STAGE --state DIR --lease NUMBER --root ROOT --id ID`, and the arguments that
+    /// [`Log::arguments`] and [`DriverLimiter::arguments`] add.
     ///
     /// # Errors
     /// When the arguments have any other form: a wrapper of another version wrote them.

@@ -1,8 +1,8 @@
 //! Hook-only mode: a hook does the wrapper's work on a container that its runtime has already created.
 //!
-//! The hook uses only the container's id, its init process and its bundle from the state on standard input. The state
-//! does not name the runtime root, so the lease's key has a fixed mark instead. Hooks in the bundle prove nothing
-//! here; the quota store knows whether the container holds a share.
+//! The hook uses only the container's id, its init process and its bundle from the state on standard input.
+//! The state does not name the runtime root, so the lease's key has a fixed mark instead. Hooks in the bundle
+//! prove nothing here; the quota store knows whether the container holds a share.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -42,12 +42,13 @@ struct State {
     bundle: PathBuf,
 }
 
-/// Grants the bundle's request and adds the share to the created container. Leaves a bundle without a request alone,
-/// unless the hook came with a CDI device (`cdi`): then that is an error, because the engine has already added the
-/// device's nodes, and no lease would cover them.
+/// Grants the bundle's request and adds the share to the created container. Leaves a bundle without a request
+/// alone, unless the hook came with a CDI device (`cdi`): then that is an error, because the engine has
+/// already added the device's nodes, and no lease would cover them.
 ///
 /// # Errors
-/// When the request cannot be read or met, or the container cannot be changed. The container must not start then.
+/// When the request cannot be read or met, or the container cannot be changed. The container must not start
+/// then.
 pub fn create(state: &[u8], file: Option<&Path>, cdi: bool, began: Instant) -> Result<()> {
     let state = State::parse(state)?;
     let loaded = load(file);
@@ -114,8 +115,8 @@ fn give(
     })
 }
 
-/// Whether this same container already holds a share or is about to get one: from the wrapper, which has become the
-/// hook's parent, the runtime, or from this hook, configured twice.
+/// Whether this same container already holds a share or is about to get one: from the wrapper, which has
+/// become the hook's parent, the runtime, or from this hook, configured twice.
 fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
     let folder = StateFolder::open(settings.programs.state)?;
     let store = open_measured(&folder)?;
@@ -128,8 +129,8 @@ fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
         if same(holder, init) || by_wrapper {
             return Ok(true);
         }
-        // An engine that restarts a container puts the new init into the same cgroup. The lease of its earlier life
-        // may still exist, because hooks that replace others have no poststop.
+        // An engine that restarts a container puts the new init into the same cgroup. The lease of its
+        // earlier life may still exist, because hooks that replace others have no poststop.
         let is_earlier_life =
             key.root == LeaseKey::HOOK_ONLY && holder.cgroup == init.cgroup && holder.is_gone_before(init);
         if is_earlier_life {
@@ -145,8 +146,8 @@ fn holds_already(id: &str, init: &Holder, settings: &Settings) -> Result<bool> {
     Ok(false)
 }
 
-/// Releases the lease once the container is proved to have ended. The call of this hook is no proof: it may be for a
-/// container of the same id below another runtime root.
+/// Releases the lease once the container is proved to have ended. The call of this hook is no proof: it may
+/// be for a container of the same id below another runtime root.
 ///
 /// # Errors
 /// When the quota store fails; the sweep then releases the lease.

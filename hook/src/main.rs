@@ -1,11 +1,11 @@
-//! The hooks of a container with a share: `prestart` makes the container's init the lease's holder, and `poststop`
-//! releases the lease. In hook-only mode there is no wrapper, and `createRuntime` does all its work on the created
-//! container ([`hook_only`]).
+//! The hooks of a container with a share: `prestart` makes the container's init the lease's holder, and
+//! `poststop` releases the lease. In hook-only mode there is no wrapper, and `createRuntime` does all its
+//! work on the created container ([`hook_only`]).
 //!
-//! The low-level runtime starts each hook once, as root, in the host's namespaces. The hook first drops everything
-//! that it inherited and does not need ([`sanitise`]), and prints nothing on success. In hook-only mode it starts a
-//! copy of itself that attaches mounts, and gpushare's CLI if the inventory is not cached yet. In both modes it starts
-//! the CLI if the driver has to limit the container, too.
+//! The low-level runtime starts each hook once, as root, in the host's namespaces. The hook first drops
+//! everything that it inherited and does not need ([`sanitise`]), and prints nothing on success. In hook-only
+//! mode it starts a copy of itself that attaches mounts, and gpushare's CLI if the inventory is not cached
+//! yet. In both modes it starts the CLI if the driver has to limit the container, too.
 
 mod args;
 mod hook_only;

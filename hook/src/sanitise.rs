@@ -1,5 +1,6 @@
-//! Removes inherited state from this root process: descriptors, folder, environment, core dumps and capabilities, in
-//! this order. Only the arguments are parsed earlier; no file is opened and the state is not parsed yet.
+//! Removes inherited state from this root process: descriptors, folder, environment, core dumps and
+//! capabilities, in this order. Only the arguments are parsed earlier; no file is opened and the state is not
+//! parsed yet.
 
 use std::env;
 use std::io::{self, Read, stdin};
@@ -23,9 +24,9 @@ const ENVIRONMENT: [&str; 2] = ["GPUSHARE_HOOK", "PATH"];
 /// Drops inherited state, and returns the data from standard input.
 ///
 /// # Errors
-/// When the environment of the wrapper's `prestart` has a variable that the wrapper does not write: then another
-/// program changed the hook. `poststop` continues in that case, since a refusal would keep the lease. In hook-only
-/// mode engines pass the hook their own environment, and the hook reads nothing from it.
+/// When the environment of the wrapper's `prestart` has a variable that the wrapper does not write: then
+/// another program changed the hook. `poststop` continues in that case, since a refusal would keep the lease.
+/// In hook-only mode engines pass the hook their own environment, and the hook reads nothing from it.
 pub fn enter(call: &Call) -> Result<Vec<u8>> {
     close_descriptors();
     let state = read_state();
@@ -75,9 +76,10 @@ fn read_state() -> Vec<u8> {
     kept
 }
 
-/// The capabilities that hook-only mode needs to change a container: for mounts, programs and rules of the cgroup
-/// (SYS_ADMIN), another namespace (SYS_CHROOT, and SYS_PTRACE since a runtime's init is undumpable), nodes with their
-/// owners (MKNOD, CHOWN), and files as the root user of a user namespace (SETUID, SETGID, DAC_OVERRIDE).
+/// The capabilities that hook-only mode needs to change a container: for mounts, programs and rules of the
+/// cgroup (SYS_ADMIN), another namespace (SYS_CHROOT, and SYS_PTRACE since a runtime's init is undumpable),
+/// nodes with their owners (MKNOD, CHOWN), and files as the root user of a user namespace (SETUID, SETGID,
+/// DAC_OVERRIDE).
 const FOR_A_CONTAINER: [Capability; 8] = [
     Capability::CAP_SYS_ADMIN,
     Capability::CAP_SYS_CHROOT,
@@ -88,20 +90,21 @@ const FOR_A_CONTAINER: [Capability; 8] = [
     Capability::CAP_SETGID,
     Capability::CAP_DAC_OVERRIDE,
 ];
-/// The capability that is effective from the start: with a user namespace, podman's bundle belongs to that namespace's
-/// root user.
+/// The capability that is effective from the start: with a user namespace, podman's bundle belongs to that
+/// namespace's root user.
 const FOR_THE_BUNDLE: Capability = Capability::CAP_DAC_OVERRIDE;
-/// The capabilities of the child that attaches the mounts. The child executes a program, so it has to inherit them.
+/// The capabilities of the child that attaches the mounts. The child executes a program, so it has to inherit
+/// them.
 const FOR_THE_CHILD: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
 
 /// The capabilities for a region's mounts: unmounting (SYS_ADMIN), also in another namespace (SYS_CHROOT).
 const FOR_THE_REGION: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_CHROOT];
 
-/// Drops all capabilities that this call does not need. The wrapper's `prestart` unmounts on the host as its last
-/// step; before that no capability is effective. `poststop` removes a region. Hook-only mode keeps several as
-/// permitted, but only one is effective before the hook knows that the container requests a share. The bounding set is
-/// cleared if a program inherits capabilities. Otherwise no_new_privs prevents a program from getting any that are not
-/// permitted here.
+/// Drops all capabilities that this call does not need. The wrapper's `prestart` unmounts on the host as its
+/// last step; before that no capability is effective. `poststop` removes a region. Hook-only mode keeps
+/// several as permitted, but only one is effective before the hook knows that the container requests a share.
+/// The bounding set is cleared if a program inherits capabilities. Otherwise no_new_privs prevents a program
+/// from getting any that are not permitted here.
 fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     let (kept, inherited): (&[Capability], &[Capability]) = match (call, call.stage()) {
         (Call::HookOnly { .. }, Stage::Prestart) => (&FOR_A_CONTAINER, &FOR_THE_CHILD),
@@ -115,8 +118,8 @@ fn drop_capabilities(call: &Call) -> Result<(), caps::errors::CapsError> {
     };
     caps::clear(None, CapSet::Ambient)?;
     caps::set(None, CapSet::Inheritable, &of(inherited))?;
-    // A child of root gets the capabilities that are both permitted here and in the bounding set. Clear the set before
-    // SETPCAP is dropped, which this needs.
+    // A child of root gets the capabilities that are both permitted here and in the bounding set. Clear the
+    // set before SETPCAP is dropped, which this needs.
     if !inherited.is_empty() && caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP)? {
         caps::clear(None, CapSet::Bounding)?;
     }

@@ -1,8 +1,8 @@
-//! Measures the overhead that the interception library adds to a call, in nanoseconds. Run it where a container's
-//! files are mounted (as the tests of `tests/driver` do). Calls alternate between `libcuda.so.1` and the driver's
-//! file, and the program prints the median of the paired differences. It measures the books alone first, which needs
-//! no driver. Other work on the machine adds to both sides, and more to ours: compare only runs whose figures without
-//! the library agree.
+//! Measures the overhead that the interception library adds to a call, in nanoseconds. Run it where a
+//! container's files are mounted (as the tests of `tests/driver` do). Calls alternate between `libcuda.so.1`
+//! and the driver's file, and the program prints the median of the paired differences. It measures the books
+//! alone first, which needs no driver. Other work on the machine adds to both sides, and more to ours:
+//! compare only runs whose figures without the library agree.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that fails shall say so")]
 

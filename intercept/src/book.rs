@@ -1,10 +1,10 @@
-//! The container's books: the limits, and the sum of the memory that all processes hold. Memory is reserved before the
-//! driver allocates it, and released after the driver has freed it.
+//! The container's books: the limits, and the sum of the memory that all processes hold. Memory is reserved
+//! before the driver allocates it, and released after the driver has freed it.
 //!
-//! A reservation adds to this process's own line and then sums all lines. Among racing reservations, the last one
-//! sees all others, so the granted sum cannot exceed the limit, and a stopped process blocks no other. Reservations
-//! near the limit may refuse each other. A refused reservation is therefore retried under the region lock, after dead
-//! slots have been reclaimed.
+//! A reservation adds to this process's own line and then sums all lines. Among racing reservations, the last
+//! one sees all others, so the granted sum cannot exceed the limit, and a stopped process blocks no other.
+//! Reservations near the limit may refuse each other. A refused reservation is therefore retried under the
+//! region lock, after dead slots have been reclaimed.
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
@@ -16,13 +16,13 @@ use crate::identity::Who;
 use crate::mutex::Mutex;
 use crate::sys::{self, Fd, FileId};
 
-/// How long an allocation may wait for a dying process and for the region lock, in nanoseconds. Together with the time
-/// of one check and with late timers this makes ten milliseconds.
+/// How long an allocation may wait for a dying process and for the region lock, in nanoseconds. Together with
+/// the time of one check and with late timers this makes ten milliseconds.
 const PATIENCE: u64 = 9_000_000;
 /// Longest sleep between two checks, in nanoseconds.
 const NAP: u64 = 1_000_000;
-/// How long an allocation may wait for the node to raise a limit that may grow, in nanoseconds. If the meter runs, it
-/// answers within a few milliseconds, but it may have to notice the container first.
+/// How long an allocation may wait for the node to raise a limit that may grow, in nanoseconds. If the meter
+/// runs, it answers within a few milliseconds, but it may have to notice the container first.
 const LENIENCE: u64 = 300_000_000;
 
 const ANOTHER_VERSION: &[u8] =
@@ -44,8 +44,8 @@ pub struct Book {
     pub(crate) slot: AtomicU32,
     /// Generation of the slot when this process claimed it.
     pub(crate) generation: AtomicU64,
-    /// Locked while this process claims or reclaims a slot: record locks do not exclude its own threads. Taken after
-    /// `held`.
+    /// Locked while this process claims or reclaims a slot: record locks do not exclude its own threads.
+    /// Taken after `held`.
     pub(crate) claim: Mutex<()>,
     held: Mutex<Held>,
     /// The last sum seen, by device. Only a hint whether there is room.
@@ -55,8 +55,8 @@ pub struct Book {
     last_sweep: AtomicU64,
 }
 
-/// Memory that this process holds, by device, independent of its slot. A process that was wrongly considered dead
-/// refills its new slot from it.
+/// Memory that this process holds, by device, independent of its slot. A process that was wrongly considered
+/// dead refills its new slot from it.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Held {
@@ -137,8 +137,8 @@ impl Book {
         self.limits.map_or(0, |file| file.most_memory(device))
     }
 
-    /// The memory that the container could hold on `device` now, in bytes: its limit plus the growth that the node has
-    /// room for.
+    /// The memory that the container could hold on `device` now, in bytes: its limit plus the growth that the
+    /// node has room for.
     pub fn within_reach(&self, device: usize) -> u64 {
         let (Some(file), Some(usage)) = (self.limits, self.usage) else { return 0 };
         let room = file.measured.get(device).map_or(0, |line| line.room_mebibytes.load(Relaxed));
@@ -146,8 +146,8 @@ impl Book {
         self.limit_by_figure(usage, device).saturating_add(growth)
     }
 
-    /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for the
-    /// answer. True: the limit is now high enough.
+    /// Asks the node to raise the limit of `device`, if it may grow, so that `bytes` more fit, and waits for
+    /// the answer. True: the limit is now high enough.
     #[cold]
     pub fn ask_for_more(&self, device: usize, bytes: u64) -> bool {
         let (Some(limits), Some(usage)) = (self.limits, self.usage) else { return false };
@@ -286,7 +286,8 @@ impl Book {
         }
     }
 
-    /// Adds launches and GPU time on `device` to this process's line. Settling may make the added time negative.
+    /// Adds launches and GPU time on `device` to this process's line. Settling may make the added time
+    /// negative.
     pub fn count_compute(&self, device: usize, launches: u64, nanoseconds: i64) {
         let Some(usage) = self.usage else { return };
         let Some(line) = self.own_slot(usage).and_then(|slot| usage.line(device, slot)) else { return };
@@ -305,8 +306,8 @@ impl Book {
         *place = new;
         let line = self.own_slot(usage).and_then(|slot| usage.line(device, slot)).map(|line| part.of(line));
         match line {
-            // Only this process writes its line, so a plain store is enough to lower it. Raising it takes an exchange:
-            // the other lines must not be read before it.
+            // Only this process writes its line, so a plain store is enough to lower it. Raising it takes an
+            // exchange: the other lines must not be read before it.
             Some(line) if new <= old => line.store(new, Release),
             Some(line) if line.compare_exchange(old, new, SeqCst, Relaxed).is_ok() => {}
             _ => self.change_slowly(usage, &held, device, part, old, new),
@@ -314,8 +315,8 @@ impl Book {
         new
     }
 
-    /// Handles a line that does not match this process's memory: the slot was never claimed, or was taken away, or
-    /// another process wrote to it.
+    /// Handles a line that does not match this process's memory: the slot was never claimed, or was taken
+    /// away, or another process wrote to it.
     #[cold]
     fn change_slowly(&self, usage: &UsageFile, held: &Held, device: usize, part: Part, old: u64, new: u64) {
         let Some(slot) = self.own_slot(usage) else {
@@ -339,8 +340,8 @@ impl Book {
         }
     }
 
-    /// Sums before it adds, so that a request that cannot fit disturbs no other process. Uses the host's figure for
-    /// contexts.
+    /// Sums before it adds, so that a request that cannot fit disturbs no other process. Uses the host's
+    /// figure for contexts.
     fn try_reserve(&self, usage: &UsageFile, device: usize, bytes: u64) -> bool {
         let limit = || self.limit_by_figure(usage, device);
         sum(usage, device, None).saturating_add(bytes) <= limit()
@@ -354,8 +355,8 @@ impl Book {
         if let Some(last) = self.last_sum.get(device) {
             last.store(sum, Relaxed);
         }
-        // Read the limit after raising the line: the host lowers a limit first and then reads the memory in use.
-        // Without a slot of this process, others do not see the addition.
+        // Read the limit after raising the line: the host lowers a limit first and then reads the memory in
+        // use. Without a slot of this process, others do not see the addition.
         if sum <= limit() && slot.is_some() && self.own_slot(usage) == slot {
             return true;
         }
@@ -367,8 +368,8 @@ impl Book {
     fn reserve_slowly(&self, usage: &UsageFile, device: usize, bytes: u64) -> bool {
         let deadline = sys::now().saturating_add(PATIENCE);
         loop {
-            // `None` if the holder is stopped. The sums below are correct without the lock, but racing processes may
-            // then refuse each other.
+            // `None` if the holder is stopped. The sums below are correct without the lock, but racing
+            // processes may then refuse each other.
             let lock = self.lock(usage, deadline);
             let dying = self.sweep(usage);
             for _ in 0..4 {
@@ -458,7 +459,8 @@ fn map_limits(path: &CStr) -> Option<&'static LimitsFile> {
 
 fn map_usage(path: &CStr) -> Option<(i32, FileId, &'static UsageFile)> {
     let fd = Fd::open(path, true).ok()?;
-    // From here on the descriptor must not be closed: another library in this process may hold a lock on the file.
+    // From here on the descriptor must not be closed: another library in this process may hold a lock on the
+    // file.
     let fd = fd.leak();
     let file = sys::file_id(fd).ok()?;
     if file.size < USAGE_LEN as u64 {

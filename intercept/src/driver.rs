@@ -63,8 +63,8 @@ impl<const N: usize> Addresses<N> {
     }
 }
 
-/// The hooks of a family, in their own module. Each is a driver function with its arguments and the hook's answer. The
-/// macro's user names `call`, which makes the driver's call there.
+/// The hooks of a family, in their own module. Each is a driver function with its arguments and the hook's
+/// answer. The macro's user names `call`, which makes the driver's call there.
 macro_rules! hooks {
     (|$call:ident| $($name:ident($($argument:ident: $type:ty),* $(,)?) => $answer:expr;)*) => {
         /// The hooks of this family.
@@ -152,7 +152,8 @@ macro_rules! driver_functions {
             hooks.get(number).map(|hook| hook.addr())
         }
 
-        /// The real functions. A function that the driver lacks returns the driver's status for an unknown name.
+        /// The real functions. A function that the driver lacks returns the driver's status for an unknown
+        /// name.
         pub mod real {
             #![expect(non_snake_case, reason = "the driver's names")]
             #![allow(clippy::missing_safety_doc, reason = "the contract is the driver's own, function by function")]

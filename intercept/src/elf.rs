@@ -1,5 +1,5 @@
-//! Finds the real driver's functions by name: finds the loaded object at the private path and reads its hash tables.
-//! It uses neither `dlopen` nor `dlsym`: either could find our own exports.
+//! Finds the real driver's functions by name: finds the loaded object at the private path and reads its hash
+//! tables. It uses neither `dlopen` nor `dlsym`: either could find our own exports.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ops::Range;
@@ -43,8 +43,8 @@ const DT_HASH: usize = 4;
 const DT_STRTAB: usize = 5;
 const DT_SYMTAB: usize = 6;
 const DT_GNU_HASH: usize = 0x6fff_fef5;
-/// Symbol type of a function. A function that the loader chooses (STT_GNU_IFUNC) would need a call to resolve; no
-/// driver library has one.
+/// Symbol type of a function. A function that the loader chooses (STT_GNU_IFUNC) would need a call to
+/// resolve; no driver library has one.
 const STT_FUNC: u8 = 2;
 
 type Visit = unsafe extern "C" fn(*mut Object, usize, *mut c_void) -> c_int;

@@ -34,14 +34,14 @@ impl Who {
         Self { pid, start_time: stat.start_time, namespace: namespace(pid), image: stat.stack }
     }
 
-    /// Whether this process and `me` may number their pids in the same namespace. Containers of one pod share their
-    /// books, and each of them numbers its processes from 1. An unknown namespace may be the same.
+    /// Whether this process and `me` may number their pids in the same namespace. Containers of one pod share
+    /// their books, and each of them numbers its processes from 1. An unknown namespace may be the same.
     pub fn is_counted_with(&self, me: &Self) -> bool {
         self.namespace == 0 || me.namespace == 0 || self.namespace == me.namespace
     }
 
-    /// Whether this process has ended, as seen by `me`. A process that became another program by `exec` has ended.
-    /// `None`: this cannot be checked from here.
+    /// Whether this process has ended, as seen by `me`. A process that became another program by `exec` has
+    /// ended. `None`: this cannot be checked from here.
     pub fn has_ended(&self, me: &Self) -> Option<bool> {
         if self == me {
             return Some(false); // another copy of this library in this process, with or without /proc
@@ -145,8 +145,8 @@ mod tests {
         }
     }
 
-    /// A program that has started to run. During its exec, when its parent already continues, the kernel does not show
-    /// its stack or shows a different one.
+    /// A program that has started to run. During its exec, when its parent already continues, the kernel does
+    /// not show its stack or shows a different one.
     fn running_program() -> std::process::Child {
         use std::io::{Read, Write};
         use std::process::{Command, Stdio};

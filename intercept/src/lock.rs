@@ -1,6 +1,6 @@
-//! The region lock: one futex word {holder, waiters, generation} that all processes of the container share. It only
-//! keeps refusals fair; no sum depends on it. No process waits for it longer than the caller specifies. A dead holder
-//! loses it to the next process that checks.
+//! The region lock: one futex word {holder, waiters, generation} that all processes of the container share.
+//! It only keeps refusals fair; no sum depends on it. No process waits for it longer than the caller
+//! specifies. A dead holder loses it to the next process that checks.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -26,8 +26,8 @@ pub struct RegionLock<'a> {
 impl Drop for RegionLock<'_> {
     fn drop(&mut self) {
         let mut word = self.word.load(Relaxed);
-        // A changed holder or generation means that another process considered this one dead. There is then nothing to
-        // release.
+        // A changed holder or generation means that another process considered this one dead. There is then
+        // nothing to release.
         while word & !WAITERS == self.held {
             let free = (self.held & !HOLDER).wrapping_add(GENERATION);
             match self.word.compare_exchange_weak(word, free, Release, Relaxed) {

@@ -1,5 +1,5 @@
-//! A lock for the threads of this process. Its word is zero when it is free, so a page that the kernel wiped at fork
-//! contains free locks.
+//! A lock for the threads of this process. Its word is zero when it is free, so a page that the kernel wiped
+//! at fork contains free locks.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -9,8 +9,9 @@ use crate::sys;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Longest sleep in microseconds. The thread that frees the lock checks for sleepers with a plain load. The processor
-/// may do this load before others see the lock free, so a sleeper can be missed. It then wakes up by itself.
+/// Longest sleep in microseconds. The thread that frees the lock checks for sleepers with a plain load. The
+/// processor may do this load before others see the lock free, so a sleeper can be missed. It then wakes up
+/// by itself.
 const NAP: u64 = 200;
 
 /// Data that one thread at a time may access.

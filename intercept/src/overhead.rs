@@ -1,5 +1,5 @@
-//! Corrects the charge for contexts by the host's figure. The books charge an upper bound for each process. Near the
-//! limit, the library releases the unused part of that charge and withholds any excess.
+//! Corrects the charge for contexts by the host's figure. The books charge an upper bound for each process.
+//! Near the limit, the library releases the unused part of that charge and withholds any excess.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -10,11 +10,11 @@ use crate::sys;
 
 /// Below this fraction of the limit the books alone decide.
 const NEAR: u64 = 10;
-/// How long a refusal may wait for the host's first figure of a new context, in nanoseconds. The meter checks every
-/// 300 milliseconds and trusts a figure at the second check that sees the whole context.
+/// How long a refusal may wait for the host's first figure of a new context, in nanoseconds. The meter checks
+/// every 300 milliseconds and trusts a figure at the second check that sees the whole context.
 const FIRST_FIGURE: u64 = 2_500_000_000;
-/// How long the meter may take to notice a new container, in nanoseconds. After that no allocation of the container
-/// waits for it.
+/// How long the meter may take to notice a new container, in nanoseconds. After that no allocation of the
+/// container waits for it.
 const FIRST_NOTICE: u64 = 500_000_000;
 /// A meter that has not written for longer than this is not running, in nanoseconds.
 const METER_LIVES: u64 = 1_000_000_000;
@@ -29,7 +29,8 @@ impl Book {
         if self.charged(device).is_some() { ContextCost { most: cost.bare, ..cost } } else { cost }
     }
 
-    /// Bytes that a supervisor has charged to the container on `device`; `None` if the books account for its memory.
+    /// Bytes that a supervisor has charged to the container on `device`; `None` if the books account for its
+    /// memory.
     #[inline]
     pub(crate) fn charged(&self, device: usize) -> Option<u64> {
         self.limits.and_then(|file| file.charged(device))
@@ -59,13 +60,13 @@ impl Book {
             && line.is_some_and(|line| !line.is_beyond_cost())
     }
 
-    /// The limit of `device` in bytes, raised by memory that contexts are charged for but do not use, or lowered by
-    /// memory that they use uncharged.
+    /// The limit of `device` in bytes, raised by memory that contexts are charged for but do not use, or
+    /// lowered by memory that they use uncharged.
     pub(crate) fn limit_by_figure(&self, usage: &UsageFile, device: usize) -> u64 {
         let Some(file) = self.limits else { return 0 };
         if let Some(charged) = file.charged(device) {
-            // The books' sum is in both terms and cancels out, which leaves the limit minus the charge and minus
-            // managed memory, which no supervisor knows of.
+            // The books' sum is in both terms and cancels out, which leaves the limit minus the charge and
+            // minus managed memory, which no supervisor knows of.
             let others = charged.saturating_add(self.managed(device));
             return file.memory(device).saturating_add(self.used(device)).saturating_sub(others);
         }
@@ -76,8 +77,8 @@ impl Book {
         file.memory(device).saturating_add(charged).saturating_sub(overhead.of(charged))
     }
 
-    /// The memory that the container uses on `device`, in bytes, including actual context memory and memory that its
-    /// books lack.
+    /// The memory that the container uses on `device`, in bytes, including actual context memory and memory
+    /// that its books lack.
     pub(crate) fn used_by_figure(&self, usage: &UsageFile, device: usize) -> u64 {
         let limit = self.limits.map_or(0, |file| file.memory(device));
         let (used, by_figure) = (self.used(device), self.limit_by_figure(usage, device));
@@ -95,7 +96,8 @@ impl Book {
         limit.saturating_sub(self.used(device))
     }
 
-    /// How many bytes less the container uses on `device` than its books say, by the host's figure; 0 without one.
+    /// How many bytes less the container uses on `device` than its books say, by the host's figure; 0 without
+    /// one.
     pub fn uncharged(&self, device: usize) -> u64 {
         let (Some(file), Some(usage)) = (self.limits, self.usage) else { return 0 };
         if let Some(charged) = file.charged(device) {
@@ -106,9 +108,9 @@ impl Book {
         overhead.map_or(0, |overhead| charged.saturating_sub(overhead.of(charged)))
     }
 
-    /// Waits for the host's first figure of new contexts if `bytes` could then fit. True: there is a figure now. It
-    /// waits once for each change of the contexts, so that a program which probes for memory does not wait at each
-    /// refusal.
+    /// Waits for the host's first figure of new contexts if `bytes` could then fit. True: there is a figure
+    /// now. It waits once for each change of the contexts, so that a program which probes for memory does not
+    /// wait at each refusal.
     #[cold]
     pub fn wait_for_figure(&self, device: usize, bytes: u64) -> bool {
         let (Some(file), Some(usage)) = (self.limits, self.usage) else { return false };

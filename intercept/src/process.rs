@@ -1,5 +1,5 @@
-//! The state that one library keeps per process. It is in a mapping that the kernel wipes at fork. A child therefore
-//! starts with no slot, an empty table and free locks, regardless of its parent's other threads.
+//! The state that one library keeps per process. It is in a mapping that the kernel wipes at fork. A child
+//! therefore starts with no slot, an empty table and free locks, regardless of its parent's other threads.
 
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -44,7 +44,8 @@ impl<T: Zeroed> Home<T> {
         Self { process: AtomicPtr::new(core::ptr::null_mut()), limits, usage }
     }
 
-    /// The process part; opens the books on the first call in a process. `None` if the kernel provides no memory.
+    /// The process part; opens the books on the first call in a process. `None` if the kernel provides no
+    /// memory.
     pub fn get(&self) -> Option<&'static Process<T>> {
         let pointer = self.process.load(Ordering::Acquire);
         if pointer.is_null() {
@@ -102,8 +103,8 @@ impl<T: Zeroed> Process<T> {
         unsafe { &*self.book.get() }
     }
 
-    /// Wipes the process part explicitly, on an old kernel that did not. Runs in a forked child that still has only
-    /// one thread.
+    /// Wipes the process part explicitly, on an old kernel that did not. Runs in a forked child that still
+    /// has only one thread.
     fn forget(&'static self) {
         let address = core::ptr::from_ref(self).cast_mut();
         // SAFETY: zero bytes are a valid process part; the child has a single thread at its first call.
@@ -112,6 +113,6 @@ impl<T: Zeroed> Process<T> {
     }
 }
 
-// SAFETY: the book is written once, under `opening`, before READY publishes it; everything else is shareable by
-// itself.
+// SAFETY: the book is written once, under `opening`, before READY publishes it; everything else is shareable
+// by itself.
 unsafe impl<T: Zeroed> Sync for Process<T> {}

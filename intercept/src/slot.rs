@@ -1,10 +1,11 @@
 //! This process's slot in the usage file, and the slots of dead processes.
 //!
-//! A slot belongs to the holder of the record lock on its byte. A claim takes these steps: byte lock, counters to
-//! zero, identity, state, bit. A reclaim takes these steps, under the dead slot's byte lock: state, bit, counters. A
-//! process that closed all its descriptors has lost its lock but not its memory, so a free byte alone does not prove a
-//! death. If nothing else can be known, a free byte counts as proof. A process that was wrongly considered dead finds
-//! its bit or its generation changed, and moves to another slot.
+//! A slot belongs to the holder of the record lock on its byte. A claim takes these steps: byte lock,
+//! counters to zero, identity, state, bit. A reclaim takes these steps, under the dead slot's byte lock:
+//! state, bit, counters. A process that closed all its descriptors has lost its lock but not its memory, so a
+//! free byte alone does not prove a death. If nothing else can be known, a free byte counts as proof. A
+//! process that was wrongly considered dead finds its bit or its generation changed, and moves to another
+//! slot.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -36,8 +37,9 @@ impl Book {
         own.then_some(slot)
     }
 
-    /// Claims a free slot and enters all memory that this process holds. `None`: all slots are taken, or there is no
-    /// usage file to lock. The caller holds the lock of `held` and has found that this process has no slot.
+    /// Claims a free slot and enters all memory that this process holds. `None`: all slots are taken, or
+    /// there is no usage file to lock. The caller holds the lock of `held` and has found that this process
+    /// has no slot.
     #[cold]
     pub(crate) fn claim_slot(&self, usage: &UsageFile, held: &Held) -> Option<usize> {
         self.slot.store(0, Relaxed);
@@ -142,8 +144,8 @@ impl Book {
         !usage.is_live(slot) || self.life(usage, slot) == Life::Ended
     }
 
-    /// Calls `each` with pid and held bytes of every living process in this pid namespace that holds memory on
-    /// `device`.
+    /// Calls `each` with pid and held bytes of every living process in this pid namespace that holds memory
+    /// on `device`.
     pub fn each_living(&self, device: usize, mut each: impl FnMut(u32, u64)) {
         self.living(device, |who, bytes| {
             if who.is_counted_with(&self.me) {
@@ -163,8 +165,8 @@ impl Book {
         }
     }
 
-    /// Memory that living processes hold on `device`, in bytes. It queries the kernel for each process, so it is only
-    /// for callers that are slow anyway.
+    /// Memory that living processes hold on `device`, in bytes. It queries the kernel for each process, so it
+    /// is only for callers that are slow anyway.
     pub fn held_by_living(&self, device: usize) -> u64 {
         let mut sum = 0u64;
         self.living(device, |_, bytes| sum = sum.saturating_add(bytes));

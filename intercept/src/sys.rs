@@ -1,5 +1,6 @@
-//! System calls, made without a C library. The interception libraries must not depend on one (interception.md, 14.1: a
-//! libc reference can require a newer glibc than the image has). A raw call also leaves the program's `errno` alone.
+//! System calls, made without a C library. The interception libraries must not depend on one
+//! (interception.md, 14.1: a libc reference can require a newer glibc than the image has). A raw call also
+//! leaves the program's `errno` alone.
 
 use core::ffi::CStr;
 
@@ -38,8 +39,8 @@ fn check(result: isize) -> Result<usize, Errno> {
 
 /// An open descriptor that is closed on drop.
 ///
-/// Closing *any* descriptor of the usage file drops the record locks of the whole process, so the descriptor of that
-/// file is never closed: see [`Fd::leak`].
+/// Closing *any* descriptor of the usage file drops the record locks of the whole process, so the descriptor
+/// of that file is never closed: see [`Fd::leak`].
 #[derive(Debug)]
 pub struct Fd(i32);
 

@@ -1,5 +1,6 @@
-//! The charges of this process's driver objects: an open-addressing hash table in anonymous memory, in 16 shards, with
-//! linear probing, backward-shift deletion and a multiplicative hash. All zero bytes are an empty table.
+//! The charges of this process's driver objects: an open-addressing hash table in anonymous memory, in 16
+//! shards, with linear probing, backward-shift deletion and a multiplicative hash. All zero bytes are an
+//! empty table.
 
 use crate::mutex::Mutex;
 use crate::sys;
@@ -87,8 +88,8 @@ impl Table {
         &self.shards[index]
     }
 
-    /// Adds `entry` and returns the entry with the same kind and key that it replaces, if any. `Err` with `entry` if
-    /// the kernel provides no memory: the object then stays charged until the process ends.
+    /// Adds `entry` and returns the entry with the same kind and key that it replaces, if any. `Err` with
+    /// `entry` if the kernel provides no memory: the object then stays charged until the process ends.
     pub fn put(&self, entry: Entry) -> Result<Option<Entry>, Entry> {
         let hash = hash(entry.kind, entry.key);
         let mut shard = self.shard(hash).lock();

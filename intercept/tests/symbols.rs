@@ -5,8 +5,9 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Cases 29, 30, 31 and 36: only the driver's names are exported, and only the driver's file is needed. No constructor
-/// of ours can print, end the program or set a handler, since it has no library to do so. No panic is reachable.
+/// Cases 29, 30, 31 and 36: only the driver's names are exported, and only the driver's file is needed. No
+/// constructor of ours can print, end the program or set a handler, since it has no library to do so. No
+/// panic is reachable.
 #[test]
 #[ignore = "needs the libraries that `make build` makes"]
 fn cases_29_30_31_36_only_listed_names_are_exported_and_only_the_driver_is_needed() {

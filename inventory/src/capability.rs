@@ -30,8 +30,8 @@ const NAMES: [(&str, Capability); 6] = [
     ("ngx", Capability::Ngx),
 ];
 
-/// NVIDIA's name for the 32-bit builds of the driver's libraries. Containers do not get them, because gpushare's
-/// limits would not apply to them.
+/// NVIDIA's name for the 32-bit builds of the driver's libraries. Containers do not get them, because
+/// gpushare's limits would not apply to them.
 const COMPAT32: &str = "compat32";
 
 /// A set of driver capabilities.
@@ -50,8 +50,8 @@ pub enum CapabilityError {
         "{0:?} is no driver capability; known are all, compute, utility, video, graphics, display and ngx"
     )]
     Unknown(String),
-    /// The 32-bit libraries, by name. Within `all` the name is ignored, because CUDA images write it without needing
-    /// it.
+    /// The 32-bit libraries, by name. Within `all` the name is ignored, because CUDA images write it without
+    /// needing it.
     #[error(
         "the driver's 32-bit libraries (compat32) are not given, as no limit would hold in them; leave it out"
     )]
@@ -85,8 +85,8 @@ impl Capabilities {
         self.members.iter().copied()
     }
 
-    /// Limits the set to the capabilities that a node allows: `all` is cut to `allowed`, a single name beyond it is
-    /// refused. For a set that a person chose.
+    /// Limits the set to the capabilities that a node allows: `all` is cut to `allowed`, a single name beyond
+    /// it is refused. For a set that a person chose.
     ///
     /// # Errors
     /// When the set has a name beyond `allowed`; the error lists them.
@@ -99,7 +99,8 @@ impl Capabilities {
         Err(CapabilityError::NotAllowed { asked, allowed: allowed.clone() })
     }
 
-    /// Cuts the set to the capabilities that a node allows. For a set that an image chose, or for the default.
+    /// Cuts the set to the capabilities that a node allows. For a set that an image chose, or for the
+    /// default.
     ///
     /// # Errors
     /// When no capability is left.
@@ -122,7 +123,8 @@ impl Default for Capabilities {
 impl FromStr for Capabilities {
     type Err = CapabilityError;
 
-    /// Parses a comma-separated list of names. `all` stands for all of them, and an empty list for the default.
+    /// Parses a comma-separated list of names. `all` stands for all of them, and an empty list for the
+    /// default.
     fn from_str(text: &str) -> Result<Self, CapabilityError> {
         let names: Vec<&str> = text.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
         let all = names.contains(&"all");

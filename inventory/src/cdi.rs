@@ -1,8 +1,8 @@
-//! Finds the GPUs behind the names of CDI devices, in the CDI files in which engines look such names up (Container
-//! Device Interface 1.1, SPEC.md: JSON or YAML, `/etc/cdi` and `/var/run/cdi`).
+//! Finds the GPUs behind the names of CDI devices, in the CDI files in which engines look such names up
+//! (Container Device Interface 1.1, SPEC.md: JSON or YAML, `/etc/cdi` and `/var/run/cdi`).
 //!
-//! Those folders are root's, so only root decides the meaning of a name. Like engines, we ignore a file that cannot be
-//! read or is not a CDI file.
+//! Those folders are root's, so only root decides the meaning of a name. Like engines, we ignore a file that
+//! cannot be read or is not a CDI file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,9 +33,9 @@ const MOST_BYTES: u64 = 4 << 20;
 const MAJOR: u64 = 195;
 const FIRST_CONTROL_MINOR: u64 = 254;
 
-/// The devices with NVIDIA nodes among `names` (`vendor/class=name`). Like in engines, a later folder overrides an
-/// earlier one, and a name for which two files of one folder differ is invalid. A name that no file has is returned
-/// without GPUs if some file has GPUs under its kind (`vendor/class`).
+/// The devices with NVIDIA nodes among `names` (`vendor/class=name`). Like in engines, a later folder
+/// overrides an earlier one, and a name for which two files of one folder differ is invalid. A name that no
+/// file has is returned without GPUs if some file has GPUs under its kind (`vendor/class`).
 pub fn cdi_devices(folders: &[PathBuf], names: &BTreeSet<&str>) -> BTreeMap<String, CdiDevice> {
     let mut all = BTreeMap::new();
     let (mut kinds, mut met) = (BTreeSet::new(), BTreeSet::new());
@@ -110,8 +110,8 @@ fn host_path(node: &Value) -> Option<&str> {
     node["hostPath"].as_str().filter(|path| !path.is_empty()).or(node["path"].as_str())
 }
 
-/// The minor of a GPU's node. Uses the number in the file if it has a major, else that of the node on the host, else
-/// the number in the node's name. Writers in Go omit a minor of 0.
+/// The minor of a GPU's node. Uses the number in the file if it has a major, else that of the node on the
+/// host, else the number in the node's name. Writers in Go omit a minor of 0.
 fn gpu_minor(node: &Value) -> Option<u32> {
     if let Some(stated) = number(&node["major"]).filter(|major| *major > 0) {
         return of_gpu(stated, number(&node["minor"]).unwrap_or(0));

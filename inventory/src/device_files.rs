@@ -2,8 +2,8 @@
 //! `nvidia-modprobe` would set, and lists the existing nodes.
 //!
 //! The driver does not announce its devices to udev. Programs that need a node run `nvidia-modprobe` if it is
-//! installed; without it, CUDA finds no `/dev/nvidia-uvm` after a boot. This module creates no nodes: [`DeviceFiles`]
-//! is a value.
+//! installed; without it, CUDA finds no `/dev/nvidia-uvm` after a boot. This module creates no nodes:
+//! [`DeviceFiles`] is a value.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,8 +42,8 @@ pub struct DeviceFile {
     pub node: DeviceNode,
     /// Whether it is a node of MIG, below `/dev/nvidia-caps`. Only a node in MIG mode needs those.
     pub is_of_mig: bool,
-    /// False if the driver is configured not to manage its device files (`ModifyDeviceFiles: 0`). The administrator
-    /// who set that creates them.
+    /// False if the driver is configured not to manage its device files (`ModifyDeviceFiles: 0`). The
+    /// administrator who set that creates them.
     pub modify: bool,
 }
 
@@ -75,8 +75,8 @@ struct Rights {
 }
 
 impl Rights {
-    /// Reads the driver's parameters. Every driver has all four. A missing one is an error and is not guessed: an
-    /// empty file would otherwise open the nodes to everybody.
+    /// Reads the driver's parameters. Every driver has all four. A missing one is an error and is not
+    /// guessed: an empty file would otherwise open the nodes to everybody.
     fn of_parameters(text: &str) -> Result<Self, &'static str> {
         let want = |name: &'static str| number(text, name).ok_or(name);
         Ok(Self {
@@ -99,8 +99,8 @@ impl DeviceFiles {
     /// Reads the nodes that the kernel modules below `roots` need.
     ///
     /// # Errors
-    /// When there is no driver, or one of its files is empty or unreadable. An unreadable file never just drops a
-    /// node.
+    /// When there is no driver, or one of its files is empty or unreadable. An unreadable file never just
+    /// drops a node.
     pub fn read(roots: &Roots) -> Result<Self, NodeError> {
         let nvidia = roots.proc.join("proc/driver/nvidia");
         if !nvidia.join("version").exists() {
@@ -192,8 +192,8 @@ fn is_loaded(proc_root: &Path, module: &str) -> bool {
     modules.lines().any(|line| line.split(' ').next() == Some(module))
 }
 
-/// The minors of the GPUs that are in service, in order. A GPU whose file does not have its minor is skipped, so that
-/// the others still get their nodes.
+/// The minors of the GPUs that are in service, in order. A GPU whose file does not have its minor is skipped,
+/// so that the others still get their nodes.
 fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
     let mut minors = Vec::new();
     for (_, path) in pci_folders(folder)? {
@@ -206,8 +206,8 @@ fn gpu_minors(folder: &Path) -> Result<Vec<u32>, NodeError> {
     Ok(minors)
 }
 
-/// The capabilities of MIG, each as minor number and rights. The driver has others, for example to manage the fabric:
-/// no container needs that one, and the service that needs it creates the node itself.
+/// The capabilities of MIG, each as minor number and rights. The driver has others, for example to manage the
+/// fabric: no container needs that one, and the service that needs it creates the node itself.
 struct Capabilities {
     /// Those to configure and to monitor MIG. The driver also shows them while MIG is off.
     of_all: BTreeMap<u32, Rights>,

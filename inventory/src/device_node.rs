@@ -1,5 +1,5 @@
-//! Character device nodes: path, number and rights of a node, and the number that it should have according to the
-//! kernel.
+//! Character device nodes: path, number and rights of a node, and the number that it should have according to
+//! the kernel.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -46,8 +46,8 @@ pub(crate) fn where_made(node: Result<DeviceNode, NodeError>) -> Result<Option<D
     }
 }
 
-/// Reads a node of the driver. Its numbers must be those of this boot's driver, because a container gets a device rule
-/// for them.
+/// Reads a node of the driver. Its numbers must be those of this boot's driver, because a container gets a
+/// device rule for them.
 pub(crate) fn nvidias_node(
     dev_root: &Path,
     name: &str,
@@ -64,8 +64,8 @@ impl DeviceNode {
         found.is_some_and(|metadata| numbers(metadata.rdev()) == (self.major, self.minor))
     }
 
-    /// The link through which systemd finds the node (`/dev/char/195:255` on an ordinary host), and its expected
-    /// target.
+    /// The link through which systemd finds the node (`/dev/char/195:255` on an ordinary host), and its
+    /// expected target.
     pub fn char_link(&self, roots: &Roots) -> (PathBuf, PathBuf) {
         let link = roots.dev.join(format!("dev/char/{}:{}", self.major, self.minor));
         let below = self.path.strip_prefix("/dev").unwrap_or(&self.path);
@@ -82,7 +82,8 @@ impl DeviceNode {
     }
 }
 
-/// Major numbers of the character devices in `/proc/devices`, by whole names: some names are prefixes of others.
+/// Major numbers of the character devices in `/proc/devices`, by whole names: some names are prefixes of
+/// others.
 pub(crate) fn majors(proc_root: &Path) -> Result<BTreeMap<String, u32>, NodeError> {
     let text = proc::read(&proc_root.join("proc/devices"))?;
     let lines = text.lines().skip_while(|line| *line != "Character devices:").skip(1);

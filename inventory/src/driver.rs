@@ -1,8 +1,8 @@
 //! Finds the driver's user-space files: the version, the folders, and the files that a capability needs.
 //!
-//! Files are looked up for each container, not in a stored list, which would be wrong after a driver upgrade. All
-//! files of one container have the version of the kernel module. `ld.so.cache` is never trusted; it only adds folders
-//! to search.
+//! Files are looked up for each container, not in a stored list, which would be wrong after a driver upgrade.
+//! All files of one container have the version of the kernel module. `ld.so.cache` is never trusted; it only
+//! adds folders to search.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
@@ -40,12 +40,13 @@ pub struct DriverFile {
     pub container_path: PathBuf,
     /// Path of the real file on this host, after following links.
     pub host_path: PathBuf,
-    /// Absolute path of a program's ELF interpreter, which the container must have, too. `None` for a data file, a
-    /// static program, and a file that cannot be read now.
+    /// Absolute path of a program's ELF interpreter, which the container must have, too. `None` for a data
+    /// file, a static program, and a file that cannot be read now.
     pub interpreter: Option<PathBuf>,
 }
 
-/// Names of driver files that containers do not get. A name that ends with `*` matches all names with that prefix.
+/// Names of driver files that containers do not get. A name that ends with `*` matches all names with that
+/// prefix.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeftOut<'a>(pub &'a [String]);
 
@@ -65,10 +66,11 @@ pub struct Driver {
     /// Version of both kernel module and libraries, for example `535.309.01`.
     pub version: String,
     root: Root,
-    /// Folders from which libraries are taken: first the one with libcuda or libnvidia-ml, then those around it.
+    /// Folders from which libraries are taken: first the one with libcuda or libnvidia-ml, then those around
+    /// it.
     folders: Vec<PathBuf>,
-    /// The real files of [`STEMS`], cached after they were found and checked, since one container needs them several
-    /// times.
+    /// The real files of [`STEMS`], cached after they were found and checked, since one container needs them
+    /// several times.
     required: [OnceLock<PathBuf>; 2],
 }
 
@@ -96,7 +98,8 @@ pub enum DriverError {
         /// The folder in which it was expected.
         folder: PathBuf,
     },
-    /// The link that programs open points to a version other than the kernel module's: an upgrade is incomplete.
+    /// The link that programs open points to a version other than the kernel module's: an upgrade is
+    /// incomplete.
     #[error(
         "{link} leads to version {found}, and the kernel module has {version}: libraries of two drivers are mixed; reinstall \
          the driver's libraries of one version, and reboot if the module is the older one"
@@ -182,8 +185,8 @@ impl Driver {
         self.required(1)
     }
 
-    /// Returns the libraries, other than libcuda and libnvidia-ml, that `capabilities` need and this driver has.
-    /// Driver versions have different libraries, so a missing one is not an error.
+    /// Returns the libraries, other than libcuda and libnvidia-ml, that `capabilities` need and this driver
+    /// has. Driver versions have different libraries, so a missing one is not an error.
     ///
     /// # Errors
     /// When users other than root may write to one of them that is not left out.
@@ -312,9 +315,9 @@ impl Driver {
     }
 }
 
-/// The real file of the library or program at `path` if it is an ELF file for this machine: 32-bit builds and scripts
-/// have the same names. A file on which a container holds a file lease cannot be read without waiting, so its name
-/// alone decides.
+/// The real file of the library or program at `path` if it is an ELF file for this machine: 32-bit builds and
+/// scripts have the same names. A file on which a container holds a file lease cannot be read without
+/// waiting, so its name alone decides.
 fn for_this_machine(root: &Root, path: &Path) -> Option<PathBuf> {
     let file = root.file(path)?;
     let mut header = [0; elf::HEADER_BYTES];
@@ -324,9 +327,9 @@ fn for_this_machine(root: &Root, path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The folders that together contain a driver's libraries: where `file` was found and where it really is, `vdpau` and
-/// `gbm` in them, and the library folders above, where Debian stores some of the libraries. Drops missing folders, so
-/// that no library is looked up in them.
+/// The folders that together contain a driver's libraries: where `file` was found and where it really is,
+/// `vdpau` and `gbm` in them, and the library folders above, where Debian stores some of the libraries. Drops
+/// missing folders, so that no library is looked up in them.
 fn around(root: &Root, folder: &Path, file: &Path) -> Vec<PathBuf> {
     let real = file.parent().unwrap_or(folder);
     let mut folders = vec![real.to_path_buf(), folder.to_path_buf()];
@@ -358,8 +361,8 @@ fn mixed_link(root: &Root, folder: &Path, version: &str) -> Option<DriverError> 
     })
 }
 
-/// Checks which files of a driver root are safe from other users. Checks each folder only once, since it contains many
-/// files.
+/// Checks which files of a driver root are safe from other users. Checks each folder only once, since it
+/// contains many files.
 struct Trust<'a> {
     root: &'a Root,
     /// Paths that were found safe, each with the write bits that were checked.
@@ -371,9 +374,10 @@ impl<'a> Trust<'a> {
         Self { root, safe: BTreeSet::new() }
     }
 
-    /// Rejects a driver file that users other than root could change or replace, since containers will run it. The
-    /// file and every folder up to the driver root must be root's. The file and its own folder may be writable by root
-    /// only. The folders above may also be writable by their group, as Debian's `/usr/local` is, but not by everybody.
+    /// Rejects a driver file that users other than root could change or replace, since containers will run
+    /// it. The file and every folder up to the driver root must be root's. The file and its own folder may be
+    /// writable by root only. The folders above may also be writable by their group, as Debian's `/usr/local`
+    /// is, but not by everybody.
     fn check(&mut self, file: &Path) -> Result<(), DriverError> {
         let root = self.root.real();
         let above = file.ancestors().take_while(|path| root.is_some_and(|root| path.starts_with(root)));
@@ -393,8 +397,8 @@ impl<'a> Trust<'a> {
     }
 }
 
-/// Records the versions of libcuda in `folder`, so that the error can distinguish a wrong version from a missing
-/// driver.
+/// Records the versions of libcuda in `folder`, so that the error can distinguish a wrong version from a
+/// missing driver.
 fn note_other_versions(folder: &Path, others: &mut BTreeMap<String, PathBuf>) {
     for name in folder::names(folder) {
         let version = name.strip_prefix("libcuda.so.").filter(|version| version.contains('.'));

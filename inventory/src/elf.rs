@@ -1,8 +1,10 @@
-//! Edits the symbol names of a shared library: removes some, and shows linkers more names than the loader finds.
+//! Edits the symbol names of a shared library: removes some, and shows linkers more names than the loader
+//! finds.
 //!
-//! The loader finds names through the program headers, while a linker reads only the section headers. So one file can
-//! offer every name of the driver to a program that is being *linked*. A program that *runs* finds only the
-//! intercepted names in it. It finds all others in the driver itself, at the driver's own address, or not at all.
+//! The loader finds names through the program headers, while a linker reads only the section headers. So one
+//! file can offer every name of the driver to a program that is being *linked*. A program that *runs* finds
+//! only the intercepted names in it. It finds all others in the driver itself, at the driver's own address,
+//! or not at all.
 
 mod interpreter;
 
@@ -108,8 +110,8 @@ fn is_function(symbol: &Symbol) -> bool {
     matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC)
 }
 
-/// Makes every name of the shared library `elf` undefined for which `absent` returns true, and returns their number.
-/// The loader skips an undefined name, so the hash tables need no change.
+/// Makes every name of the shared library `elf` undefined for which `absent` returns true, and returns their
+/// number. The loader skips an undefined name, so the hash tables need no change.
 ///
 /// # Errors
 /// When `elf` has no readable dynamic symbol table.
@@ -139,8 +141,9 @@ fn undefined(symbol: &Symbol) -> Symbol {
     }
 }
 
-/// Fits the interception library `ours` to `driver`. A name of `ours` that the driver lacks becomes undefined. A
-/// linker sees all functions of the driver; at run time a program finds them in the driver itself.
+/// Fits the interception library `ours` to `driver`. A name of `ours` that the driver lacks becomes
+/// undefined. A linker sees all functions of the driver; at run time a program finds them in the driver
+/// itself.
 ///
 /// # Errors
 /// When one of the two has no readable dynamic symbol table.
@@ -154,8 +157,8 @@ pub fn fit(ours: &[u8], driver: &[u8]) -> Result<Vec<u8>, ElfError> {
     Ok(fitted)
 }
 
-/// The symbols for linkers, and their strings: the needs of `view`, the names that both `view` and `driver` define,
-/// and the other functions of `driver`.
+/// The symbols for linkers, and their strings: the needs of `view`, the names that both `view` and `driver`
+/// define, and the other functions of `driver`.
 fn for_linkers(
     view: &View<'_>,
     driver: &BTreeMap<&[u8], &Symbol>,
@@ -167,7 +170,8 @@ fn for_linkers(
             symbols.push(*symbol);
         }
     }
-    // The old strings stay at the front: linkers look up SONAME and NEEDED in the same string table as the symbols.
+    // The old strings stay at the front: linkers look up SONAME and NEEDED in the same string table as the
+    // symbols.
     let strings = view.sections.section(view.symbols.string_section())?;
     let mut strings = strings.data(LE, view.elf)?.to_vec();
     let (code, address) = code(view)?;
@@ -198,7 +202,8 @@ fn code(view: &View<'_>) -> Result<(U16<LittleEndian>, U64<LittleEndian>), ElfEr
     Ok((U16::new(LE, index), section.sh_addr))
 }
 
-/// Appends `symbols` to the library `elf`, and section headers that point to them. `view` has the library's sections.
+/// Appends `symbols` to the library `elf`, and section headers that point to them. `view` has the library's
+/// sections.
 fn show(elf: &mut Vec<u8>, view: &View<'_>, symbols: &[Symbol], strings: &[u8]) -> Result<(), ElfError> {
     let mut sections: Vec<Section> = view.sections.iter().copied().collect();
     let count = u16::try_from(sections.len() + 1).map_err(|_| ElfError::Shape)?;

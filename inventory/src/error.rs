@@ -7,8 +7,8 @@ use crate::mig::InstanceId;
 use crate::proc::ProcError;
 use crate::uuid::GpuUuid;
 
-/// A GPU that the driver shows but that cannot be given to a container. It keeps its index, so that the others keep
-/// theirs.
+/// A GPU that the driver shows but that cannot be given to a container. It keeps its index, so that the
+/// others keep theirs.
 #[derive(Debug)]
 pub struct SickGpu {
     /// Index in NVML, in the order of PCI addresses.
@@ -73,8 +73,8 @@ pub enum NodeError {
         /// The GPU.
         gpu: GpuUuid,
     },
-    /// NVML reports an instance that `/proc` does not show, or the reverse, or the instance lacks data that a request
-    /// could name.
+    /// NVML reports an instance that `/proc` does not show, or the reverse, or the instance lacks data that a
+    /// request could name.
     #[error(
         "MIG instance {id} of {gpu} ({name:?}) is known to NVML or to /proc alone, or not wholly; run `gpushare inventory \
          refresh`, and see the kernel log"
@@ -93,7 +93,8 @@ pub enum NodeError {
         /// Path of the node on this host.
         path: PathBuf,
     },
-    /// A device node has a wrong number, for example from an earlier boot: it would give a container another device.
+    /// A device node has a wrong number, for example from an earlier boot: it would give a container another
+    /// device.
     #[error("device node {path} has the number {found}, and the kernel says {wanted}; {remedy}")]
     Number {
         /// Path of the node on this host.

@@ -1,8 +1,8 @@
 //! Faults of GPUs that the kernel log reports (Xid), recorded for this boot: a file for each faulty GPU.
 //!
-//! The driver writes `NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has fallen off the bus.` (NVIDIA's guide to Xid
-//! errors). Many numbers are a program's own mistakes; the settings define which of them make a GPU unfit for new
-//! containers.
+//! The driver writes `NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has fallen off the bus.` (NVIDIA's guide to
+//! Xid errors). Many numbers are a program's own mistakes; the settings define which of them make a GPU unfit
+//! for new containers.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -31,8 +31,8 @@ pub struct Xid {
 
 impl Xid {
     /// Parses a record of `/dev/kmsg`, such as `4,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, …` (kernel,
-    /// Documentation/ABI/testing/dev-kmsg). Only the kernel's own records count, and only if they begin with the Xid:
-    /// many records contain names of programs.
+    /// Documentation/ABI/testing/dev-kmsg). Only the kernel's own records count, and only if they begin with
+    /// the Xid: many records contain names of programs.
     pub fn parse(record: &str) -> Option<Self> {
         let number_in_log = record_number(record)?;
         let (prefix, message) = record.split_once(';')?;
@@ -97,8 +97,8 @@ impl Faults {
         self.0.get(&gpu).map(String::as_str)
     }
 
-    /// Records that a GPU is faulty. Returns whether that is new: it was neither recorded before, nor forgotten after
-    /// this record.
+    /// Records that a GPU is faulty. Returns whether that is new: it was neither recorded before, nor
+    /// forgotten after this record.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -112,8 +112,8 @@ impl Faults {
         Ok(is_new)
     }
 
-    /// Forgets the fault of a GPU, and ignores all records of the kernel log up to `newest`. Returns whether a fault
-    /// was recorded.
+    /// Forgets the fault of a GPU, and ignores all records of the kernel log up to `newest`. Returns whether
+    /// a fault was recorded.
     ///
     /// # Errors
     /// When it cannot be written or removed.
@@ -138,10 +138,10 @@ fn mended(state: &Path, gpu: GpuUuid) -> Option<u64> {
     (of == boot_id().ok()?).then(|| record.trim().parse().ok())?
 }
 
-/// Returns the driver's text after an error's number, or `None` if the driver would not write it. The kernel logs
-/// packets too (net/netfilter/nf_log_syslog.c, ebt_log.c), under a prefix that the owner of a network namespace
-/// chooses, followed by the interfaces, `IN=` and `OUT=`. Since release 450 the driver writes the program's name
-/// first, at most 15 characters, which may be any text.
+/// Returns the driver's text after an error's number, or `None` if the driver would not write it. The kernel
+/// logs packets too (net/netfilter/nf_log_syslog.c, ebt_log.c), under a prefix that the owner of a network
+/// namespace chooses, followed by the interfaces, `IN=` and `OUT=`. Since release 450 the driver writes the
+/// program's name first, at most 15 characters, which may be any text.
 fn drivers_own(text: &str) -> Option<&str> {
     const NAME: usize = 15;
     /// How the rest of a packet's record begins, if its interfaces were mistaken for a program's name.

@@ -1,11 +1,11 @@
-//! Opens files on which a container may hold a file lease (`fcntl(F_SETLEASE)`, fcntl(2)) without waiting, and detects
-//! such leases. These are kernel leases, unrelated to gpushare's leases.
+//! Opens files on which a container may hold a file lease (`fcntl(F_SETLEASE)`, fcntl(2)) without waiting,
+//! and detects such leases. These are kernel leases, unrelated to gpushare's leases.
 //!
 //! The owner of a file may take a lease on it without any privilege. Opening the file then blocks for up to
-//! `/proc/sys/fs/lease-break-time`, 45 seconds, and may have to block again. Host files are mounted into containers,
-//! so gpushare's programs always open such files without blocking. A container cannot take a lease on a file owned by
-//! [`NOBODYS`], unless it may take that user id (CAP_SETUID), nor a write lease on a file that another process has
-//! open.
+//! `/proc/sys/fs/lease-break-time`, 45 seconds, and may have to block again. Host files are mounted into
+//! containers, so gpushare's programs always open such files without blocking. A container cannot take a
+//! lease on a file owned by [`NOBODYS`], unless it may take that user id (CAP_SETUID), nor a write lease on a
+//! file that another process has open.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -52,8 +52,8 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// Returns the identity of the file at `path`, following links. It does not open the file, so a lease cannot block
-    /// it.
+    /// Returns the identity of the file at `path`, following links. It does not open the file, so a lease
+    /// cannot block it.
     ///
     /// # Errors
     /// When the file does not exist or cannot be looked up.
@@ -62,9 +62,9 @@ impl FileIdentity {
     }
 }
 
-/// Returns who set the lease that the text of `/proc/PID/fdinfo/N` shows on the open file `inode` (fs/locks.c: `lock:`, a
-/// tab, `1: LEASE  ACTIVE    READ 4711 08:01:2359299 0 EOF`); `None` without a lease. The process may have ended, and a
-/// pid of another namespace is 0.
+/// Returns who set the lease that the text of `/proc/PID/fdinfo/N` shows on the open file `inode`
+/// (fs/locks.c: `lock:`, a tab, `1: LEASE  ACTIVE    READ 4711 08:01:2359299 0 EOF`); `None` without a lease.
+/// The process may have ended, and a pid of another namespace is 0.
 pub fn lease_setter(fdinfo: &str, inode: u64) -> Option<u32> {
     let setter = |line: &str| {
         let mut words = line.strip_prefix("lock:")?.split_ascii_whitespace().skip(1);

@@ -12,7 +12,8 @@ use crate::place::Place;
 use crate::proc;
 use crate::uuid::GpuUuid;
 
-/// One GPU as the driver's `/proc` files describe it, or a MIG instance. A container can have a share of either.
+/// One GPU as the driver's `/proc` files describe it, or a MIG instance. A container can have a share of
+/// either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Index in NVML, in the order of PCI addresses; an instance has that of its GPU.

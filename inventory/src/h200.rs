@@ -1,5 +1,5 @@
-//! Tests on the files of a real machine with an H200 and driver 580, from `tests/fixtures/h200-580`. Its driver is in
-//! a mount of its own, and a script in `/usr/bin` runs its nvidia-smi.
+//! Tests on the files of a real machine with an H200 and driver 580, from `tests/fixtures/h200-580`. Its
+//! driver is in a mount of its own, and a script in `/usr/bin` runs its nvidia-smi.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -164,8 +164,8 @@ fn proc_tells_driver_and_gpu() {
     );
 }
 
-/// The machine's `/proc`, with MIG off: the driver shows the files for MIG as a whole, and one for the management of
-/// the fabric.
+/// The machine's `/proc`, with MIG off: the driver shows the files for MIG as a whole, and one for the
+/// management of the fabric.
 fn proc_tree() -> (tempfile::TempDir, Roots) {
     let root = tempfile::tempdir().unwrap();
     let nvidia = root.path().join("proc/driver/nvidia");

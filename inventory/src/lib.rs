@@ -1,9 +1,10 @@
 //! The inventory of this node: its GPUs, their device nodes and the driver's files, read from `/proc` and the
 //! file system.
 //!
-//! NVML is never loaded here. Without persistence mode it takes a tenth of a second or more to start, and a static
-//! program cannot load it. `/proc` has everything except the size of a GPU's memory. The size comes from [`Totals`], a
-//! cache that `gpushare inventory refresh` fills from NVML once per boot and driver version.
+//! NVML is never loaded here. Without persistence mode it takes a tenth of a second or more to start, and a
+//! static program cannot load it. `/proc` has everything except the size of a GPU's memory. The size comes
+//! from [`Totals`], a cache that `gpushare inventory refresh` fills from NVML once per boot and driver
+//! version.
 #![forbid(unsafe_code)]
 
 mod capability;

@@ -41,7 +41,8 @@ impl DeviceMemory {
 }
 
 impl fmt::Display for DeviceMemory {
-    /// Writes GiB or MiB, the larger one that is exact, else MiB with one decimal (`30 GiB`, `1536 MiB`, `0.5 MiB`).
+    /// Writes GiB or MiB, the larger one that is exact, else MiB with one decimal (`30 GiB`, `1536 MiB`, `0.5
+    /// MiB`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const GIB: u64 = 1 << 30;
         const MIB: u64 = 1 << 20;

@@ -1,8 +1,8 @@
-//! MIG instances: parts into which the hardware itself divides a GPU. A GPU instance has memory and multiprocessors of
-//! its own; programs run on a compute instance.
+//! MIG instances: parts into which the hardware itself divides a GPU. A GPU instance has memory and
+//! multiprocessors of its own; programs run on a compute instance.
 //!
-//! `/proc` shows the existing instances and the device nodes that open them. Their UUIDs, sizes and profiles come from
-//! NVML through [`Totals`](crate::Totals).
+//! `/proc` shows the existing instances and the device nodes that open them. Their UUIDs, sizes and profiles
+//! come from NVML through [`Totals`](crate::Totals).
 
 use std::fmt;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::proc::{self, ProcError};
 use crate::roots::Roots;
 use crate::uuid::GpuUuid;
 
-/// Ids of a GPU instance and of a compute instance in it, as assigned by the driver. Ids have gaps, and an id is
-/// reused after its instance was destroyed.
+/// Ids of a GPU instance and of a compute instance in it, as assigned by the driver. Ids have gaps, and an id
+/// is reused after its instance was destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InstanceId {
     /// Id of the GPU instance on its GPU.
@@ -30,7 +30,8 @@ pub struct InstanceId {
 pub(crate) struct Layout {
     /// The instance's ids.
     pub id: InstanceId,
-    /// Minors of the nodes below `/dev/nvidia-caps`: that of the GPU instance, then that of the compute instance.
+    /// Minors of the nodes below `/dev/nvidia-caps`: that of the GPU instance, then that of the compute
+    /// instance.
     pub minors: [u32; 2],
 }
 
@@ -45,16 +46,16 @@ pub struct Instance {
     pub position: u32,
     /// Size of the instance.
     pub profile: Profile,
-    /// Whether a request that names no GPU means instances: all GPUs of the node are divided, including those that are
-    /// out of service.
+    /// Whether a request that names no GPU means instances: all GPUs of the node are divided, including those
+    /// that are out of service.
     pub stands_for_gpu: bool,
-    /// The nodes below `/dev/nvidia-caps` that open it, in addition to the GPU's own: that of the GPU instance, then
-    /// that of the compute instance.
+    /// The nodes below `/dev/nvidia-caps` that open it, in addition to the GPU's own: that of the GPU
+    /// instance, then that of the compute instance.
     pub nodes: [DeviceNode; 2],
 }
 
-/// Name of an instance's size in the format of `nvidia-smi mig -lgip`: `1g.10gb`, `1g.10gb+me`, or `1c.3g.40gb` for a
-/// compute instance that is a part of its GPU instance. In lower case.
+/// Name of an instance's size in the format of `nvidia-smi mig -lgip`: `1g.10gb`, `1g.10gb+me`, or
+/// `1c.3g.40gb` for a compute instance that is a part of its GPU instance. In lower case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Profile(String);
 

@@ -1,5 +1,5 @@
-//! Reads the whole node as a value: GPUs in the order of their user-visible numbers, and the device nodes that
-//! containers need.
+//! Reads the whole node as a value: GPUs in the order of their user-visible numbers, and the device nodes
+//! that containers need.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,8 +40,8 @@ pub struct SharedNodes {
 /// GPUs, driver and device nodes of this host.
 #[derive(Debug)]
 pub struct Node {
-    /// The units that containers can have shares of, sorted by index: whole GPUs and, after [`Node::with_totals`], MIG
-    /// instances instead of a divided GPU.
+    /// The units that containers can have shares of, sorted by index: whole GPUs and, after
+    /// [`Node::with_totals`], MIG instances instead of a divided GPU.
     pub gpus: Vec<Gpu>,
     /// The GPUs that are divided into MIG instances, sorted by index; empty before [`Node::with_totals`].
     pub divided: Vec<Gpu>,
@@ -57,8 +57,8 @@ pub struct Node {
     roots: Roots,
 }
 
-/// The version of the driver that the kernel has loaded; `None` without a driver, or if its file does not have the
-/// driver's format.
+/// The version of the driver that the kernel has loaded; `None` without a driver, or if its file does not
+/// have the driver's format.
 pub fn loaded_driver(proc_root: &Path) -> Option<String> {
     let text = proc::read(&proc_root.join("proc/driver/nvidia/version")).ok()?;
     proc::driver_version(&text).map(str::to_owned)
@@ -107,8 +107,8 @@ impl Node {
         })
     }
 
-    /// Adds the data of `totals`: the memory that programs can allocate, the NVLink groups, and MIG instances instead
-    /// of the GPUs that are divided into them.
+    /// Adds the data of `totals`: the memory that programs can allocate, the NVLink groups, and MIG instances
+    /// instead of the GPUs that are divided into them.
     #[must_use]
     pub fn with_totals(mut self, totals: &Totals) -> Self {
         for mut gpu in std::mem::take(&mut self.gpus) {
@@ -137,8 +137,8 @@ impl Node {
         self
     }
 
-    /// Adds the instances of `gpu` in NVML's order. An instance that cannot be given to a container, or that only NVML
-    /// or only `/proc` knows, is out of service. A divided GPU without instances is too.
+    /// Adds the instances of `gpu` in NVML's order. An instance that cannot be given to a container, or that
+    /// only NVML or only `/proc` knows, is out of service. A divided GPU without instances is too.
     fn divide(&mut self, gpu: &Gpu, told: &[InstanceTotals]) {
         let mut told: Vec<&InstanceTotals> = told.iter().collect();
         told.sort_by_key(|one| one.position);
@@ -227,8 +227,8 @@ struct Gpus {
     sick: Vec<SickGpu>,
 }
 
-/// All GPUs below `folder`, in the order of PCI addresses. An excluded GPU gets no index, since NVML skips it. A GPU
-/// that is out of service keeps its index; it is an error only if there is no other GPU.
+/// All GPUs below `folder`, in the order of PCI addresses. An excluded GPU gets no index, since NVML skips
+/// it. A GPU that is out of service keeps its index; it is an error only if there is no other GPU.
 fn gpus(folder: &Path, roots: &Roots) -> Result<Gpus, NodeError> {
     let mut folders = pci_folders(folder)?;
     folders.sort_by_key(|(address, _)| *address);
@@ -294,8 +294,8 @@ fn place(roots: &Roots, address: PciAddress) -> Place {
     }
 }
 
-/// The bridges in the kernel's link to a PCI device, such as `../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0`:
-/// host bridge first, without the device itself.
+/// The bridges in the kernel's link to a PCI device, such as
+/// `../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0`: host bridge first, without the device itself.
 fn bridges(link: &Path) -> Vec<String> {
     let names = link.iter().map(|name| name.to_string_lossy().into_owned());
     let mut names: Vec<String> = names.skip_while(|name| !name.starts_with("pci")).collect();

@@ -7,11 +7,11 @@ pub struct Place {
     pub pci_bus_id: String,
     /// The NUMA node; `None` if the kernel reports none (`numa_node` of sysfs is missing or -1).
     pub numa_node: Option<u32>,
-    /// The PCI host bridge and the bridges and switches between it and the GPU, outermost first; empty if sysfs does
-    /// not show them.
+    /// The PCI host bridge and the bridges and switches between it and the GPU, outermost first; empty if
+    /// sysfs does not show them.
     pub bridges: Vec<String>,
-    /// GPUs that are connected by NVLink have the same text here ([`GpuTotals::nvlink_group`]); empty if there are
-    /// none, and before [`Node::with_totals`].
+    /// GPUs that are connected by NVLink have the same text here ([`GpuTotals::nvlink_group`]); empty if
+    /// there are none, and before [`Node::with_totals`].
     ///
     /// [`GpuTotals::nvlink_group`]: crate::GpuTotals::nvlink_group
     /// [`Node::with_totals`]: crate::Node::with_totals

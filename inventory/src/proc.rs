@@ -1,7 +1,7 @@
 //! Reads the driver's `/proc` files, in every format seen from driver 384 to 580.
 //!
-//! Labels may be missing, new ones may appear, dates may be localised, and spacing varies. So each reader looks for
-//! whole words that it knows and ignores the rest.
+//! Labels may be missing, new ones may appear, dates may be localised, and spacing varies. So each reader
+//! looks for whole words that it knows and ignores the rest.
 
 use std::fs::File;
 use std::io::Read;

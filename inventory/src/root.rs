@@ -1,5 +1,5 @@
-//! Resolves paths inside a folder as if it were `/`. The kernel does this (`openat2`), so links cannot point outside
-//! of the folder.
+//! Resolves paths inside a folder as if it were `/`. The kernel does this (`openat2`), so links cannot point
+//! outside of the folder.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crate::memory::DeviceMemory;
 
-/// The root folders of the driver's files, of device nodes and of `/proc`. All are `/` on an ordinary node. A driver
-/// container, NixOS or a simulated node has others.
+/// The root folders of the driver's files, of device nodes and of `/proc`. All are `/` on an ordinary node. A
+/// driver container, NixOS or a simulated node has others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
     /// Absolute path below which the driver's libraries and programs are.

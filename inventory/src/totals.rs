@@ -1,8 +1,8 @@
-//! Reads and writes the cache of NVML's data: each GPU's memory size, and the properties that images may require of a
-//! GPU.
+//! Reads and writes the cache of NVML's data: each GPU's memory size, and the properties that images may
+//! require of a GPU.
 //!
-//! The cache is valid for one boot, one driver version and the GPUs in it. With anything else it is stale, and a GPU
-//! without a known size gets no leases.
+//! The cache is valid for one boot, one driver version and the GPUs in it. With anything else it is stale,
+//! and a GPU without a known size gets no leases.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,8 @@ pub struct Totals {
     pub boot_id: String,
     /// Driver version of that NVML.
     pub driver_version: String,
-    /// The highest CUDA version that the driver supports, for example `12.2`; empty if NVML does not report it.
+    /// The highest CUDA version that the driver supports, for example `12.2`; empty if NVML does not report
+    /// it.
     pub cuda_version: String,
     /// One entry for each GPU that NVML reported.
     pub gpus: Vec<GpuTotals>,
@@ -42,8 +43,8 @@ pub struct GpuTotals {
     pub brand: String,
     /// The compute capability, for example `9.0`; empty if NVML does not report it.
     pub architecture: String,
-    /// GPUs that are connected by NVLink, directly or through others and switches, have the same text here: the PCI
-    /// address of one of them, for example `0000:07:00.0`. Empty if there are none.
+    /// GPUs that are connected by NVLink, directly or through others and switches, have the same text here:
+    /// the PCI address of one of them, for example `0000:07:00.0`. Empty if there are none.
     pub nvlink_group: String,
     /// Whether it is divided into MIG instances: then containers can only get these.
     pub is_mig: bool,
@@ -82,13 +83,14 @@ pub struct TotalsError {
 }
 
 impl Totals {
-    /// Path of the cache below the state folder. Versions whose caches have other fields use other names, since each
-    /// would consider the other's unreadable and query NVML again.
+    /// Path of the cache below the state folder. Versions whose caches have other fields use other names,
+    /// since each would consider the other's unreadable and query NVML again.
     pub fn path(state: &Path) -> PathBuf {
         state.join("totals.json")
     }
 
-    /// Reads the cache; `None` if it does not exist or is not readable. It is only a cache and can be filled again.
+    /// Reads the cache; `None` if it does not exist or is not readable. It is only a cache and can be filled
+    /// again.
     pub fn load(path: &Path) -> Option<Self> {
         fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
     }
@@ -108,9 +110,9 @@ impl Totals {
         })
     }
 
-    /// Whether the cache is of this boot and this driver, has all GPUs of `node`, which has no totals yet, and was
-    /// made when they had their current MIG instances. It may have more GPUs: one that failed since does not make the
-    /// others' entries wrong.
+    /// Whether the cache is of this boot and this driver, has all GPUs of `node`, which has no totals yet,
+    /// and was made when they had their current MIG instances. It may have more GPUs: one that failed since
+    /// does not make the others' entries wrong.
     pub fn fits(&self, boot_id: &str, node: &Node) -> bool {
         let is_known =
             |gpu: &Gpu| self.of(gpu).is_some_and(|totals| totals.shown == node.instances_shown(gpu));
@@ -132,8 +134,8 @@ impl InstanceTotals {
     }
 }
 
-/// The memory that programs can allocate on a GPU with `total` bytes, of which the driver reserves `reserved` and
-/// `unusable` is lost; `None` if NVML reported no size, or nothing is left.
+/// The memory that programs can allocate on a GPU with `total` bytes, of which the driver reserves `reserved`
+/// and `unusable` is lost; `None` if NVML reported no size, or nothing is left.
 pub(crate) fn capacity(total: u64, reserved: u64, unusable: DeviceMemory) -> Option<DeviceMemory> {
     let bytes = total.checked_sub(reserved)?.checked_sub(unusable.bytes())?;
     (bytes > 0).then(|| DeviceMemory::from_bytes(bytes))

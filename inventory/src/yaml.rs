@@ -1,5 +1,5 @@
-//! Reads YAML documents as JSON values, within bounds, so that a file in a CDI folder cannot exhaust the stack or
-//! memory while a container starts.
+//! Reads YAML documents as JSON values, within bounds, so that a file in a CDI folder cannot exhaust the
+//! stack or memory while a container starts.
 
 use std::collections::HashMap;
 
@@ -11,8 +11,8 @@ const MOST_DEPTH: usize = 64;
 /// Limit on the values of a document, including copies by aliases.
 const MOST_VALUES: usize = 200_000;
 
-/// Reads the first document. All scalars become strings, including numbers. `None` if the text is not YAML or exceeds
-/// the limits.
+/// Reads the first document. All scalars become strings, including numbers. `None` if the text is not YAML or
+/// exceeds the limits.
 pub(crate) fn first_document(text: &str) -> Option<Value> {
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
@@ -37,7 +37,8 @@ pub(crate) fn first_document(text: &str) -> Option<Value> {
 struct Open {
     value: Value,
     anchor: usize,
-    /// In a mapping, the key of the next value; `Some(None)` if that key is not a string, and its value is dropped.
+    /// In a mapping, the key of the next value; `Some(None)` if that key is not a string, and its value is
+    /// dropped.
     key: Option<Option<String>>,
     /// The number of values when it began.
     since: usize,

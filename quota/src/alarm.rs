@@ -1,6 +1,6 @@
-//! Interrupts a blocking call of this thread that takes too long. `flock` has no deadline of its own, and a second
-//! thread that blocks in it costs more than the wait itself: with 64 processes at once, the median wait was 10.8 ms
-//! with such a thread, 2.3 ms without.
+//! Interrupts a blocking call of this thread that takes too long. `flock` has no deadline of its own, and a
+//! second thread that blocks in it costs more than the wait itself: with 64 processes at once, the median
+//! wait was 10.8 ms with such a thread, 2.3 ms without.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -33,7 +33,8 @@ impl Alarm {
     /// Interrupts after `after`, then repeatedly until drop.
     ///
     /// # Errors
-    /// When the kernel does not provide a timer, for example because too many signals are pending (RLIMIT_SIGPENDING).
+    /// When the kernel does not provide a timer, for example because too many signals are pending
+    /// (RLIMIT_SIGPENDING).
     pub fn set(after: Duration) -> Result<Self> {
         handle()?;
         let mut set = SigSet::empty();
@@ -57,8 +58,8 @@ impl Drop for Alarm {
     }
 }
 
-/// Sets a handler that does nothing, once for the process: without one the signal would kill it. The handler stays,
-/// since another thread may depend on it.
+/// Sets a handler that does nothing, once for the process: without one the signal would kill it. The handler
+/// stays, since another thread may depend on it.
 fn handle() -> Result<()> {
     static HANDLED: OnceLock<Result<()>> = OnceLock::new();
     *HANDLED.get_or_init(|| {

@@ -9,7 +9,8 @@ use crate::pid_namespace::PidNamespace;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Boot {
     pub id: String,
-    /// The pid namespace, and the time namespace on which start times depend, formatted as by `ls -l /proc/PID/ns`.
+    /// The pid namespace, and the time namespace on which start times depend, formatted as by `ls -l
+    /// /proc/PID/ns`.
     pub namespaces: String,
 }
 

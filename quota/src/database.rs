@@ -1,4 +1,5 @@
-//! `quota.db`, the SQLite database in which early versions kept the leases. This version cannot read its leases.
+//! `quota.db`, the SQLite database in which early versions kept the leases. This version cannot read its
+//! leases.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
@@ -15,10 +16,11 @@ pub(crate) fn database(state: &Path) -> PathBuf {
     state.join("quota.db")
 }
 
-/// Whether there is a database whose leases were not moved to a ledger. A file that is not a database counts too.
+/// Whether there is a database whose leases were not moved to a ledger. A file that is not a database counts
+/// too.
 pub(crate) fn holds_leases(state: &Path) -> bool {
-    // The database file format: the user version is the big-endian number at byte 60 (sqlite.org, fileformat2). Open
-    // without blocking: a FIFO in its place must not hang us.
+    // The database file format: the user version is the big-endian number at byte 60 (sqlite.org,
+    // fileformat2). Open without blocking: a FIFO in its place must not hang us.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let mut header = [0; 64];
     let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(database(state));

@@ -1,4 +1,5 @@
-//! Actions on living shares after they were granted, recorded so that they are visible after the shares ended.
+//! Actions on living shares after they were granted, recorded so that they are visible after the shares
+//! ended.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,8 +38,8 @@ pub enum Done {
         /// The memory that it granted before, over all GPUs in MiB.
         mebibytes: u64,
     },
-    /// Its limit was reduced by the memory that its containers use beyond what gpushare accounted for, while that
-    /// lasts.
+    /// Its limit was reduced by the memory that its containers use beyond what gpushare accounted for, while
+    /// that lasts.
     Capped {
         /// The setting that caused it, and the reason.
         why: String,

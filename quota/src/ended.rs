@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::journal::Journal;
 use crate::lease::PastLease;
 
-/// Records that a lease has ended. A failure is only logged, so that a share can end on a full disk. The caller has
-/// the turn.
+/// Records that a lease has ended. A failure is only logged, so that a share can end on a full disk. The
+/// caller has the turn.
 pub(crate) fn note(state: &Path, past: &PastLease) {
     let line = serde_json::to_string(past).map_err(io::Error::from);
     if let Err(error) = line.and_then(|line| journal(state).add(&line)) {

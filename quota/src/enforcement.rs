@@ -12,7 +12,8 @@ pub enum Enforcement {
     Intercepted,
     /// A supervisor outside of the container for memory, and gpushare's libraries for everything else.
     Supervised,
-    /// A supervisor outside of the container for memory and compute, and gpushare's libraries for everything else.
+    /// A supervisor outside of the container for memory and compute, and gpushare's libraries for everything
+    /// else.
     Scheduled,
     /// gpushare's libraries for memory, and NVIDIA's Multi-Process Service for compute.
     Mps,
@@ -83,12 +84,13 @@ pub struct Terms {
     pub company: Company,
     /// The component that enforces its memory limit.
     pub held_by: HeldBy,
-    /// Whether it has a region with limits, to which `update` writes limits and the meter writes measurements.
+    /// Whether it has a region with limits, to which `update` writes limits and the meter writes
+    /// measurements.
     pub has_region: bool,
     /// Whether the container gets our libraries instead of the driver's.
     pub is_intercepted: bool,
-    /// Whether the memory limit depends on the usage files of our libraries: a process that did not load them, and
-    /// memory without an entry, exceed the limit.
+    /// Whether the memory limit depends on the usage files of our libraries: a process that did not load
+    /// them, and memory without an entry, exceed the limit.
     pub is_held_by_books: bool,
     /// Whether a compute share is a share of the GPU's time, which is measured.
     pub shares_time: bool,
@@ -110,8 +112,8 @@ impl Enforcement {
         Self::WholeGpu,
     ];
 
-    /// Returns the enforcement for a lease with this request. Another system's library enforces it only if the request
-    /// proved that it is in the bundle, and the settings allow it.
+    /// Returns the enforcement for a lease with this request. Another system's library enforces it only if
+    /// the request proved that it is in the bundle, and the settings allow it.
     pub fn of(request: &Request) -> Self {
         match (request.mode, &request.interceptor) {
             (Mode::Exclusive, _) => Self::WholeGpu,
@@ -124,8 +126,8 @@ impl Enforcement {
         }
     }
 
-    /// Returns the enforcement for a container that joins a lease with this enforcement: it gets no more than the
-    /// lease allows.
+    /// Returns the enforcement for a container that joins a lease with this enforcement: it gets no more than
+    /// the lease allows.
     pub(crate) fn joined_by(self, request: &Request) -> Self {
         match (self, Self::of(request)) {
             (held @ (Self::WholeGpu | Self::TimeSliced | Self::Mps), _) => held,
@@ -135,8 +137,8 @@ impl Enforcement {
         }
     }
 
-    /// Returns the enforcement of a reserved share from the moment a container with this request starts to use it,
-    /// while no other container does. Only then is it known whether a supervisor can enforce it.
+    /// Returns the enforcement of a reserved share from the moment a container with this request starts to
+    /// use it, while no other container does. Only then is it known whether a supervisor can enforce it.
     pub fn begun_by(self, request: &Request) -> Self {
         let is_ours = |one: Self| matches!(one, Self::Intercepted | Self::Supervised | Self::Scheduled);
         let held = Self::of(request);

@@ -1,8 +1,8 @@
 //! The process that holds a lease, and how to prove that it is gone.
 //!
-//! A bare pid proves nothing, since pids are reused. Pid and start time together are unique within a boot. When the
-//! first process of a pid namespace ends, the kernel kills all others in that namespace. A container without a pid
-//! namespace of its own can outlive its init, so the holder includes the cgroup too.
+//! A bare pid proves nothing, since pids are reused. Pid and start time together are unique within a boot.
+//! When the first process of a pid namespace ends, the kernel kills all others in that namespace. A container
+//! without a pid namespace of its own can outlive its init, so the holder includes the cgroup too.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -32,8 +32,8 @@ pub struct Holder {
     /// The container's cgroup folder below /sys/fs/cgroup, known once the container exists.
     #[serde(serialize_with = "lossy")]
     pub cgroup: Option<PathBuf>,
-    /// Whether it is the first process of a pid namespace other than ours. All processes of the container then end
-    /// with it, even if other processes share the cgroup.
+    /// Whether it is the first process of a pid namespace other than ours. All processes of the container
+    /// then end with it, even if other processes share the cgroup.
     pub leads: bool,
 }
 
@@ -61,8 +61,8 @@ impl Holder {
         Ok(Self { pid: stat.pid, start_time: stat.starttime, cgroup: None, leads: false })
     }
 
-    /// Returns the holder of a lease whose containers do not exist yet: the node's agent. The holder is not a process;
-    /// the lease lasts until it is released, even if the agent is not running.
+    /// Returns the holder of a lease whose containers do not exist yet: the node's agent. The holder is not a
+    /// process; the lease lasts until it is released, even if the agent is not running.
     pub fn agent() -> Self {
         Self { pid: AGENT, start_time: 0, cgroup: None, leads: false }
     }
@@ -86,14 +86,14 @@ impl Holder {
         Ok(Self { pid, start_time: stat.starttime, cgroup: cgroup(pid), leads })
     }
 
-    /// Whether both the holding process and the rest of its container are proved gone. Unreadable processes count as
-    /// living.
+    /// Whether both the holding process and the rest of its container are proved gone. Unreadable processes
+    /// count as living.
     pub fn is_gone(&self) -> bool {
         self.is_gone_but_for(None)
     }
 
-    /// Like [`Holder::is_gone`], for an earlier life of a container whose new first process `init` is in the same
-    /// cgroup.
+    /// Like [`Holder::is_gone`], for an earlier life of a container whose new first process `init` is in the
+    /// same cgroup.
     pub fn is_gone_before(&self, init: &Self) -> bool {
         self.is_gone_but_for(Some(init.pid))
     }
@@ -108,8 +108,9 @@ impl Holder {
         !self.process_is_gone()
     }
 
-    /// Returns the processes in the container's cgroup and below it. For a container without a cgroup of its own,
-    /// returns only the first process, and only while it is still the recorded one: the pid may have been reused.
+    /// Returns the processes in the container's cgroup and below it. For a container without a cgroup of its
+    /// own, returns only the first process, and only while it is still the recorded one: the pid may have
+    /// been reused.
     pub fn processes(&self) -> Vec<u32> {
         match &self.cgroup {
             Some(cgroup) => below(cgroup),
@@ -118,8 +119,8 @@ impl Holder {
         }
     }
 
-    /// Like [`Holder::processes`], but reads at most `most` pids from at most `most` cgroups. The flag is true if the
-    /// list is complete.
+    /// Like [`Holder::processes`], but reads at most `most` pids from at most `most` cgroups. The flag is
+    /// true if the list is complete.
     pub fn some_processes(&self, most: usize) -> (Vec<u32>, bool) {
         let Some(cgroup) = &self.cgroup else { return (self.processes(), true) };
         let (mut all, mut folders, mut left) = (Vec::new(), vec![cgroup.clone()], most);
@@ -160,8 +161,8 @@ impl Holder {
         (below(cgroup) == [u32::try_from(self.pid).ok()?]).then_some(cgroup)
     }
 
-    /// Like [`Holder::processes`], without processes in the host's mount namespace. A container with a share never
-    /// uses the host's mounts, but the engine may have put it into a cgroup with host processes.
+    /// Like [`Holder::processes`], without processes in the host's mount namespace. A container with a share
+    /// never uses the host's mounts, but the engine may have put it into a cgroup with host processes.
     pub fn contained(&self) -> Vec<u32> {
         let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
         let ours = mounts("self");
@@ -185,8 +186,8 @@ impl Holder {
         }
     }
 
-    /// Whether the living process `pid`, whose cgroup is `cgroup`, belongs to this container. For a container without
-    /// a cgroup of its own, compares pid namespaces.
+    /// Whether the living process `pid`, whose cgroup is `cgroup`, belongs to this container. For a container
+    /// without a cgroup of its own, compares pid namespaces.
     pub fn contains(&self, pid: i32, cgroup: &Path) -> bool {
         match &self.cgroup {
             Some(own) => cgroup.starts_with(own),
@@ -198,8 +199,8 @@ impl Holder {
         }
     }
 
-    /// Whether the living holder is the first process of this pid namespace. In a pod whose containers share one pid
-    /// namespace, no container's holder is.
+    /// Whether the living holder is the first process of this pid namespace. In a pod whose containers share
+    /// one pid namespace, no container's holder is.
     pub fn leads_in(&self, namespace: PidNamespace) -> bool {
         let its = || PidNamespace::at(Path::new(&format!("/proc/{}/ns/pid", self.pid)));
         let is_first = || pids(self.pid)?.last().map(|pid| *pid == 1);
@@ -219,25 +220,26 @@ impl Holder {
     }
 }
 
-/// JSON text is UTF-8 only. Nothing is lost: a runtime names a container's cgroup from config.json, which is UTF-8
-/// too.
+/// JSON text is UTF-8 only. Nothing is lost: a runtime names a container's cgroup from config.json, which is
+/// UTF-8 too.
 fn lossy<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
     path.as_ref().map(|path| path.to_string_lossy()).serialize(serializer)
 }
 
-/// Whether the process is dead. A main thread that ended while other threads run also shows as a zombie, but a dead
-/// process has no other thread.
+/// Whether the process is dead. A main thread that ended while other threads run also shows as a zombie, but
+/// a dead process has no other thread.
 pub(crate) fn is_zombie(stat: &Stat) -> bool {
     matches!(stat.state, 'Z' | 'X') && stat.num_threads <= 1
 }
 
-/// The cgroup folder of a process: that of the devices controller on v1, the only one on v2. `None` for the root
-/// cgroup, which never belongs to a container.
+/// The cgroup folder of a process: that of the devices controller on v1, the only one on v2. `None` for the
+/// root cgroup, which never belongs to a container.
 fn cgroup(pid: i32) -> Option<PathBuf> {
     folder(pid).filter(|(path, found)| path != "/" && found.is_dir()).map(|(_, found)| found)
 }
 
-/// The cgroup folder of the living process `pid`, chosen as for [`Holder::cgroup`]; `None` if the process is gone.
+/// The cgroup folder of the living process `pid`, chosen as for [`Holder::cgroup`]; `None` if the process is
+/// gone.
 pub fn cgroup_of(pid: i32) -> Option<PathBuf> {
     folder(pid).map(|(_, found)| found)
 }
@@ -261,9 +263,9 @@ fn folder(pid: i32) -> Option<(OsString, PathBuf)> {
     Some((path.into(), Path::new(base).join(path.strip_prefix("/").ok()?)))
 }
 
-/// The cgroup's path in the hierarchy that has `controller`; `None` stands for the hierarchy of version 2. `groups` is
-/// a file /proc/PID/cgroup as bytes: a container that may create cgroups chooses their names, and procfs rejects the
-/// whole file if one name is not UTF-8.
+/// The cgroup's path in the hierarchy that has `controller`; `None` stands for the hierarchy of version 2.
+/// `groups` is a file /proc/PID/cgroup as bytes: a container that may create cgroups chooses their names, and
+/// procfs rejects the whole file if one name is not UTF-8.
 pub fn cgroup_path<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a Path> {
     groups.split(|byte| *byte == b'\n').find_map(|line| {
         let mut fields = line.splitn(3, |byte| *byte == b':'); // hierarchy, controllers, path
@@ -276,9 +278,9 @@ pub fn cgroup_path<'a>(groups: &'a [u8], controller: Option<&str>) -> Option<&'a
     })
 }
 
-/// Whether any process of a container lives in the cgroup or below it. An engine may have put the container into a
-/// cgroup with processes of the host. Those do not count: they see the host's mounts, and no container with a share
-/// does. The process `but` does not count either: it belongs to another container.
+/// Whether any process of a container lives in the cgroup or below it. An engine may have put the container
+/// into a cgroup with processes of the host. Those do not count: they see the host's mounts, and no container
+/// with a share does. The process `but` does not count either: it belongs to another container.
 fn populated(cgroup: &Path, but: Option<i32>) -> bool {
     let mounts = |pid: &str| FileIdentity::of(format!("/proc/{pid}/ns/mnt").as_ref()).ok();
     let ours = mounts("self");
@@ -299,11 +301,12 @@ fn populated(cgroup: &Path, but: Option<i32>) -> bool {
 
 fn below(cgroup: &Path) -> Vec<u32> {
     let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
-    // 0 stands for a process of a pid namespace that we cannot see. A signal to 0 would go to our own process group.
+    // 0 stands for a process of a pid namespace that we cannot see. A signal to 0 would go to our own process
+    // group.
     let mut all: Vec<u32> =
         text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();
-    // The link count of a cgroup folder includes its child cgroups (kernfs). With no children, skip the slow directory
-    // listing.
+    // The link count of a cgroup folder includes its child cgroups (kernfs). With no children, skip the slow
+    // directory listing.
     if fs::metadata(cgroup).is_ok_and(|folder| folder.nlink() == 2) {
         return all;
     }
@@ -420,8 +423,8 @@ mod tests {
             fs::write(folder.path().join("cgroup.procs"), format!("{init}\n")).unwrap();
             let holder = Holder { cgroup: Some(folder.path().into()), ..Holder::init(init).unwrap() };
             assert_eq!(holder.leads, leads, "{flags:?}");
-            // Pretend that the container's init ended, while this process, which does not see the host's mounts, still
-            // runs.
+            // Pretend that the container's init ended, while this process, which does not see the host's
+            // mounts, still runs.
             let ended = Holder { start_time: holder.start_time + 1, ..holder };
             assert_eq!(ended.is_gone(), leads, "{flags:?}");
             drop(child.stdin.take());

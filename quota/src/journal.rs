@@ -1,5 +1,5 @@
-//! Lines that are kept for a while, in two files of bounded size: in the folder that outlives a boot or, without one,
-//! in the state folder.
+//! Lines that are kept for a while, in two files of bounded size: in the folder that outlives a boot or,
+//! without one, in the state folder.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -35,7 +35,8 @@ impl Journal<'_> {
         let mut file = open_to_add(&path)?;
         let mut length = file.metadata()?.len();
         if length > self.most {
-            // The first process renamed the file. Processes that waited for the lock find another file in its place.
+            // The first process renamed the file. Processes that waited for the lock find another file in its
+            // place.
             file.lock()?;
             if identity(&fs::symlink_metadata(&path)?) == identity(&file.metadata()?) {
                 let _ = fs::rename(&path, older);
@@ -50,8 +51,8 @@ impl Journal<'_> {
         file.write_all(format!("{begin}{line}\n").as_bytes())
     }
 
-    /// Parses the lines with `read`, newest first, and skips lines that it does not know. Lines in the state folder
-    /// come first: they were written while the lasting folder was not writable.
+    /// Parses the lines with `read`, newest first, and skips lines that it does not know. Lines in the state
+    /// folder come first: they were written while the lasting folder was not writable.
     pub fn lines<T>(&self, read: impl Fn(&str) -> Option<T>) -> Vec<T> {
         let folders = [Some(self.state.to_path_buf()), self.lasting()].into_iter().flatten();
         folders
@@ -72,8 +73,8 @@ impl Journal<'_> {
         }
     }
 
-    /// The bytes of the newer and the older file, up to the size that this journal's files can reach. Skips a file
-    /// that is not a regular file.
+    /// The bytes of the newer and the older file, up to the size that this journal's files can reach. Skips a
+    /// file that is not a regular file.
     fn texts(&self, folder: &Path) -> Vec<Vec<u8>> {
         let mut files: Vec<File> =
             self.files(folder).iter().filter_map(|path| open_to_read(path).ok()).collect();
@@ -154,8 +155,8 @@ impl Follower {
 }
 
 impl Place {
-    /// Whole lines that were not read yet, of at most `most` bytes. If a file replaced the known one other than by
-    /// rotation, its lines are not new: reading starts at its current end.
+    /// Whole lines that were not read yet, of at most `most` bytes. If a file replaced the known one other
+    /// than by rotation, its lines are not new: reading starts at its current end.
     fn new_text(&mut self, [path, older]: &[PathBuf; 2], most: u64) -> Vec<u8> {
         let Ok(file) = open_to_read(path) else { return Vec::new() };
         let Ok(data) = file.metadata() else { return Vec::new() };

@@ -30,7 +30,8 @@ pub struct LeaseKey {
 pub struct BadContainerId(String);
 
 impl LeaseKey {
-    /// The root in keys of hook-only mode. A hook's state has no runtime root, and no real root is a relative path.
+    /// The root in keys of hook-only mode. A hook's state has no runtime root, and no real root is a relative
+    /// path.
     pub const HOOK_ONLY: &str = "hook-only";
     /// The root in keys of resource claims. A claim is not a container, and no real root is a relative path.
     pub const CLAIM: &str = "claim";
@@ -46,8 +47,8 @@ impl LeaseKey {
     /// Returns the key of a container. Checks the id before any path or argument is built from it.
     ///
     /// # Errors
-    /// When the id is empty, longer than 255 bytes, begins with a dot, or contains a character outside of runc's own
-    /// set.
+    /// When the id is empty, longer than 255 bytes, begins with a dot, or contains a character outside of
+    /// runc's own set.
     pub fn new(root: String, container: String) -> Result<Self, BadContainerId> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
         let length = 1..=255;
@@ -74,8 +75,8 @@ pub struct Grant {
     /// UUID of the GPU whose instance `gpu` is; `None` for a whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<GpuUuid>,
-    /// Memory that the container may use on it. Without a limit, this is the memory that the container says it needs,
-    /// or 0 if it says nothing.
+    /// Memory that the container may use on it. Without a limit, this is the memory that the container says
+    /// it needs, or 0 if it says nothing.
     pub memory: DeviceMemory,
     /// Compute share on it; `None` means no limit.
     pub cores: Option<Cores>,
@@ -134,7 +135,8 @@ pub struct Member {
     pub state: LeaseState,
     /// The process whose end proves that the container no longer uses the lease.
     pub holder: Holder,
-    /// The container's name in a cluster; `None` outside of one. Names are for display and search, never an identity.
+    /// The container's name in a cluster; `None` outside of one. Names are for display and search, never an
+    /// identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<PodContainer>,
     /// Its names from the engine.
@@ -164,8 +166,8 @@ impl Member {
         Self { name, called, ..self }
     }
 
-    /// The name to display: its name in a cluster, else its name in the engine, else its id. The first 12 of an
-    /// engine's 64 digits are enough.
+    /// The name to display: its name in a cluster, else its name in the engine, else its id. The first 12 of
+    /// an engine's 64 digits are enough.
     pub fn title(&self) -> String {
         let id = &self.key.container;
         match (&self.name, &self.called.name) {
@@ -199,8 +201,8 @@ pub struct Lease {
     pub compute_policy: ComputePolicy,
     /// Upper bound on the compute that [`ComputePolicy::Burst`] may use of each GPU.
     pub ceiling: Cores,
-    /// The bounds within which the memory of each grant grows and shrinks while the containers run; `None` if memory
-    /// is fixed.
+    /// The bounds within which the memory of each grant grows and shrinks while the containers run; `None` if
+    /// memory is fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elastic: Option<Elastic>,
     /// Host memory that may be used instead of GPU memory, over all GPUs.
@@ -214,8 +216,8 @@ pub struct Lease {
     /// annotations compares them with the current ones.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub restated: BTreeMap<String, String>,
-    /// The peak memory of each grant, if `gpushare update` or a cluster reduced it since; 0 for a grant that still has
-    /// its peak, and empty if all do. Containers keep memory that they allocated before.
+    /// The peak memory of each grant, if `gpushare update` or a cluster reduced it since; 0 for a grant that
+    /// still has its peak, and empty if all do. Containers keep memory that they allocated before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shrunk_from: Vec<DeviceMemory>,
 }
@@ -255,8 +257,8 @@ impl Lease {
         }
     }
 
-    /// Returns the lease with the compute policy that can be enforced: only a supervisor can enforce the latency
-    /// policy.
+    /// Returns the lease with the compute policy that can be enforced: only a supervisor can enforce the
+    /// latency policy.
     #[must_use]
     pub(crate) fn with_held_policy(mut self) -> Self {
         if self.compute_policy == ComputePolicy::Latency && self.enforcement != Enforcement::Scheduled {
@@ -265,9 +267,9 @@ impl Lease {
         self
     }
 
-    /// Returns the enforcement for a container of the lease with this request. A container that joins the lease of
-    /// another one, as an ephemeral container joins its target's, gets no more of the GPU than the lease gives,
-    /// regardless of its request.
+    /// Returns the enforcement for a container of the lease with this request. A container that joins the
+    /// lease of another one, as an ephemeral container joins its target's, gets no more of the GPU than the
+    /// lease gives, regardless of its request.
     pub fn enforcement_for(&self, request: &Request) -> Enforcement {
         self.enforcement.joined_by(request)
     }
@@ -292,8 +294,8 @@ impl Lease {
         }
     }
 
-    /// Whether a process that did not load our libraries bypasses a limit: the memory limit if it depends on their
-    /// usage files, or the compute limit if there is one.
+    /// Whether a process that did not load our libraries bypasses a limit: the memory limit if it depends on
+    /// their usage files, or the compute limit if there is one.
     pub fn needs_libraries(&self) -> bool {
         let terms = self.enforcement.terms();
         let has_cores = || self.grants.iter().any(|grant| grant.cores.is_some());
@@ -459,8 +461,8 @@ pub struct Used {
     /// GPU time that the meter measured, in nanoseconds; `None` if no meter ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_nanoseconds: Option<u64>,
-    /// Total time for which launches were delayed for the compute share, in nanoseconds, over all threads. From the
-    /// container's own usage files.
+    /// Total time for which launches were delayed for the compute share, in nanoseconds, over all threads.
+    /// From the container's own usage files.
     pub throttled_nanoseconds: u64,
     /// Allocations that the limit refused. From the container's own usage files.
     pub refused: u64,
@@ -473,7 +475,8 @@ pub struct Used {
 }
 
 impl PastLease {
-    /// Converts `lease`, which ends now. `former` are the ids of containers that left it earlier, oldest first.
+    /// Converts `lease`, which ends now. `former` are the ids of containers that left it earlier, oldest
+    /// first.
     pub(crate) fn of(lease: &Lease, former: &[String], reason: ReleaseReason) -> Self {
         let others = lease.others.iter().map(|member| &member.key.container);
         Self {
@@ -491,8 +494,8 @@ impl PastLease {
     }
 }
 
-/// Limit on the former containers of a lease that the history names. Without a limit, a container that fails and
-/// restarts repeatedly, next to another one of its pod, would add an id each time.
+/// Limit on the former containers of a lease that the history names. Without a limit, a container that fails
+/// and restarts repeatedly, next to another one of its pod, would add an id each time.
 const REMEMBERED: usize = 8;
 
 /// The last of these ids, at most [`REMEMBERED`].

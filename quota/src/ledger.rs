@@ -1,8 +1,10 @@
-//! The ledger: one text file with all living leases. It lies in the state folder, and its name has the boot id.
+//! The ledger: one text file with all living leases. It lies in the state folder, and its name has the boot
+//! id.
 //!
-//! A writer takes the turn, reads the file, writes the whole text into a second file, and exchanges the two. So the
-//! file with the ledger's name is always complete, and a process that is killed leaves it unchanged. Leases do not
-//! outlive a boot, so the writer never syncs to disk: after a power cut the file belongs to an earlier boot.
+//! A writer takes the turn, reads the file, writes the whole text into a second file, and exchanges the two.
+//! So the file with the ledger's name is always complete, and a process that is killed leaves it unchanged.
+//! Leases do not outlive a boot, so the writer never syncs to disk: after a power cut the file belongs to an
+//! earlier boot.
 
 mod page;
 mod text;
@@ -30,7 +32,8 @@ use text::Fault;
 
 /// Prefix of every ledger's name. The boot id follows.
 const NAME: &str = "leases-";
-/// How many times a reader tries without taking the turn. An attempt fails only if a writer commits during it.
+/// How many times a reader tries without taking the turn. An attempt fails only if a writer commits during
+/// it.
 const LOOKS: usize = 16;
 /// Both files grow by whole kernel pages, in bytes.
 const PAGE: usize = 4096;
@@ -73,12 +76,12 @@ pub struct Entry {
 }
 
 impl Ledger {
-    /// Opens the ledger of the running boot below the state folder. Creates it if this boot has none, and then moves
-    /// leases of an earlier boot to the history.
+    /// Opens the ledger of the running boot below the state folder. Creates it if this boot has none, and
+    /// then moves leases of an earlier boot to the history.
     ///
     /// # Errors
-    /// When it cannot be created, leases may be in a database of an earlier version, or regions of containers with
-    /// unknown leases are left.
+    /// When it cannot be created, leases may be in a database of an earlier version, or regions of containers
+    /// with unknown leases are left.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         let ledger = Self::at(state, Boot::here()?);
         match ledger.is_behind() {
@@ -138,8 +141,8 @@ impl Ledger {
         Ok(Writing { ledger: self, file, page, turn })
     }
 
-    /// Checks that this process may rely on the page. From other namespaces, each holder would seem gone. A ledger
-    /// without leases moves to the namespaces of the next writer.
+    /// Checks that this process may rely on the page. From other namespaces, each holder would seem gone. A
+    /// ledger without leases moves to the namespaces of the next writer.
     fn checked(&self, found: Result<Page, Fault>) -> Result<Page, StoreError> {
         let page = found.map_err(|fault| match fault {
             Fault::Torn => StoreError::Damaged { path: self.path.clone() },
@@ -155,8 +158,8 @@ impl Ledger {
         }
     }
 
-    /// Reads the open file, if it is still the ledger after the read. Otherwise a writer may have been writing it: the
-    /// text may be partial, or complete but never committed.
+    /// Reads the open file, if it is still the ledger after the read. Otherwise a writer may have been
+    /// writing it: the text may be partial, or complete but never committed.
     pub fn in_force(&self, file: &File) -> Result<Option<Result<Page, Fault>>, StoreError> {
         let found = self.look(file)?;
         let is_ledger = is_at(file, &self.path).map_err(|error| StoreError::io(&self.path, error))?;
@@ -191,8 +194,8 @@ impl Ledger {
         }
         self.forbid_regions()?;
         self.make(&turn)?;
-        // Retire earlier ledgers last: until the new ledger exists, they prove that the regions belong to an earlier
-        // boot.
+        // Retire earlier ledgers last: until the new ledger exists, they prove that the regions belong to an
+        // earlier boot.
         self.retire_earlier(&turn)
     }
 
@@ -205,8 +208,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Creates the file, without leases. Ids start at the clock in microseconds, so that regions of an earlier ledger
-    /// never belong to new leases.
+    /// Creates the file, without leases. Ids start at the clock in microseconds, so that regions of an
+    /// earlier ledger never belong to new leases.
     fn make(&self, _turn: &Turn) -> Result<(), StoreError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let clock = i64::try_from(since.as_micros()).unwrap_or(i64::MAX / 2);
@@ -239,8 +242,8 @@ impl Ledger {
         Ok(found)
     }
 
-    /// Records the leases of an earlier boot as ended. Ignores a file that a power cut damaged: its containers ended
-    /// with their boot.
+    /// Records the leases of an earlier boot as ended. Ignores a file that a power cut damaged: its
+    /// containers ended with their boot.
     fn retire(&self, path: &Path) {
         let text = open(path, false).and_then(|mut file| {
             let mut bytes = Vec::new();
@@ -253,8 +256,9 @@ impl Ledger {
         }
     }
 
-    /// Fails if a container's region exists without a ledger. The grants are unknown then, and an empty ledger would
-    /// grant the same memory twice. If a ledger of an earlier boot exists, the regions belong to that boot.
+    /// Fails if a container's region exists without a ledger. The grants are unknown then, and an empty
+    /// ledger would grant the same memory twice. If a ledger of an earlier boot exists, the regions belong to
+    /// that boot.
     ///
     /// # Errors
     /// When there is a region, or the folder cannot be read.
@@ -279,8 +283,8 @@ impl Ledger {
 /// Suffix of the second file's name.
 const SPARE: &str = ".spare";
 
-/// The turn to write, and the ledger's content when the turn began. Dropping it without [`Writing::commit`] changes
-/// nothing.
+/// The turn to write, and the ledger's content when the turn began. Dropping it without [`Writing::commit`]
+/// changes nothing.
 pub(crate) struct Writing<'ledger> {
     ledger: &'ledger Ledger,
     file: File,
@@ -292,8 +296,8 @@ impl Writing<'_> {
     /// Writes [`Writing::page`]. The turn lasts as long as the returned value.
     ///
     /// # Errors
-    /// When the disk has no room. The ledger is then unchanged. A page that is no longer than one written before
-    /// always has room.
+    /// When the disk has no room. The ledger is then unchanged. A page that is no longer than one written
+    /// before always has room.
     pub fn commit(self) -> Result<Turn, StoreError> {
         self.put().map_err(|error| StoreError::io(&self.ledger.path, error))?;
         Ok(self.turn)

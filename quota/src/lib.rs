@@ -1,10 +1,10 @@
 //! The node's grants: the lease store, admission, placement and the release of leases.
 //!
-//! [`Store`] is one text file, the ledger. A process that grants a lease first takes the turn to write. Sums are
-//! computed from the leases. A lease is released only when its holder is proved gone: by the hook, by `delete`, by the
-//! sweep, or by dropping an unused [`Reservation`]. The containers of a [`Pod`] can share one lease, which ends with
-//! the last of them. A [`ResourceClaim`] holds a lease before its containers exist. [`place`] is pure: requests and
-//! loads in, grants or a refusal out.
+//! [`Store`] is one text file, the ledger. A process that grants a lease first takes the turn to write. Sums
+//! are computed from the leases. A lease is released only when its holder is proved gone: by the hook, by
+//! `delete`, by the sweep, or by dropping an unused [`Reservation`]. The containers of a [`Pod`] can share
+//! one lease, which ends with the last of them. A [`ResourceClaim`] holds a lease before its containers
+//! exist. [`place`] is pure: requests and loads in, grants or a refusal out.
 #![deny(unsafe_code)]
 
 mod alarm;

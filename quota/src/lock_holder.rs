@@ -1,5 +1,5 @@
-//! The store's lock file, and the process that holds the lock. The holder signs the file, because the kernel's own
-//! list shows all locks of the machine, and any user can make it arbitrarily long.
+//! The store's lock file, and the process that holds the lock. The holder signs the file, because the
+//! kernel's own list shows all locks of the machine, and any user can make it arbitrarily long.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -14,8 +14,8 @@ use crate::process::{own_pid, stat};
 /// Length of a signature in bytes: a pid and a start time.
 const LENGTH: usize = 10 + 1 + 20 + 1;
 
-/// Writes this process's identity into a file that it has locked. On failure, the lock still works, but its holder is
-/// not named.
+/// Writes this process's identity into a file that it has locked. On failure, the lock still works, but its
+/// holder is not named.
 pub fn sign(file: &File) {
     static OWN: OnceLock<Option<String>> = OnceLock::new();
     let own = OWN.get_or_init(|| {
@@ -45,8 +45,8 @@ pub(crate) fn open(state: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(path(state))
 }
 
-/// Names the process that holds the lock in the state folder `state`, and how to resolve it. The text is the end of a
-/// sentence.
+/// Names the process that holds the lock in the state folder `state`, and how to resolve it. The text is the
+/// end of a sentence.
 pub(crate) fn described(state: &Path) -> String {
     let holder = open(state).ok().and_then(|file| signer(&file));
     holder.map_or_else(|| "; try again".to_owned(), |stat| told(&stat))

@@ -1,5 +1,5 @@
-//! Admission and placement: chooses the GPUs for a request, or returns the reason for a refusal. Pure functions,
-//! without I/O.
+//! Admission and placement: chooses the GPUs for a request, or returns the reason for a refusal. Pure
+//! functions, without I/O.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -19,15 +19,16 @@ pub struct Admission {
     pub placement: Placement,
     /// Memory of each GPU, in bytes, that is never granted.
     pub reserve: DeviceMemory,
-    /// Upper bound on the memory of all leases together, in percent of a GPU's memory less the reserve; 100 means no
-    /// over-commit.
+    /// Upper bound on the memory of all leases together, in percent of a GPU's memory less the reserve; 100
+    /// means no over-commit.
     pub memory_percent: u16,
     /// Upper bound on the compute of all leases on a GPU together, in percent; 100 means no over-commit.
     pub cores_percent: u16,
-    /// Compute of a GPU, in percent, that windows must leave free while a container without a window uses the GPU.
-    /// Applies where supervisors enforce compute.
+    /// Compute of a GPU, in percent, that windows must leave free while a container without a window uses the
+    /// GPU. Applies where supervisors enforce compute.
     pub compute_reserve: u8,
-    /// GPUs that get no new leases, unless the cluster's scheduler chose them. Existing leases stay and may change.
+    /// GPUs that get no new leases, unless the cluster's scheduler chose them. Existing leases stay and may
+    /// change.
     pub cordoned: BTreeSet<GpuUuid>,
     /// Maximum number of time-slice leases on one GPU; 0 allows none.
     pub replicas: u16,
@@ -190,8 +191,8 @@ fn is_cordoned(gpu: &Gpu, cordoned: &BTreeSet<GpuUuid>) -> bool {
 /// Maximum number of GPUs per container: the limits file has this many lines.
 const MOST: usize = 16;
 
-/// Chooses GPUs for `request`, given the existing grants. Among GPUs that fit equally well, those in `near` come
-/// first: other containers of the pod have shares of them.
+/// Chooses GPUs for `request`, given the existing grants. Among GPUs that fit equally well, those in `near`
+/// come first: other containers of the pod have shares of them.
 ///
 /// # Errors
 /// When the request cannot be met now, or can never be met. The refusal names the figures.
@@ -254,7 +255,8 @@ pub fn place(
     Ok(chosen.into_iter().map(|(candidate, memory)| grant(request, &candidate, memory)).collect())
 }
 
-/// Checks that the node has enough host memory for the request in addition to `held`, the host memory of its leases.
+/// Checks that the node has enough host memory for the request in addition to `held`, the host memory of its
+/// leases.
 ///
 /// # Errors
 /// When the request exceeds the memory that is left.
@@ -286,9 +288,9 @@ fn candidate<'a>(gpu: &'a Gpu, load: GpuLoad, rules: &Admission) -> Result<Candi
     Ok(Candidate { gpu, load, per_lease, total })
 }
 
-/// Returns the GPUs that the request names (all of them, for a count), and how many of them it wants. None of them is
-/// cordoned: a count is met by the other GPUs, and a request that names a cordoned GPU, alone or through `all`, is
-/// refused.
+/// Returns the GPUs that the request names (all of them, for a count), and how many of them it wants. None of
+/// them is cordoned: a count is met by the other GPUs, and a request that names a cordoned GPU, alone or
+/// through `all`, is refused.
 fn named<'a>(
     devices: &Devices,
     gpus: &'a [Gpu],
@@ -336,7 +338,8 @@ fn named<'a>(
 
 type Chosen<'a> = Vec<(Candidate<'a>, DeviceMemory)>;
 
-/// Chooses `wanted` GPUs without a lease that are close together, each with all the memory that one lease may have.
+/// Chooses `wanted` GPUs without a lease that are close together, each with all the memory that one lease may
+/// have.
 fn empty(candidates: Vec<Candidate>, wanted: usize, is_list: bool) -> Result<Chosen, Refusal> {
     let empty: Vec<_> = candidates.into_iter().filter(|candidate| candidate.load.leases == 0).collect();
     if empty.len() < wanted {
@@ -346,8 +349,8 @@ fn empty(candidates: Vec<Candidate>, wanted: usize, is_list: bool) -> Result<Cho
     Ok(chosen.into_iter().map(|candidate| (candidate.clone(), candidate.per_lease)).collect())
 }
 
-/// Chooses `wanted` GPUs that are close together, the best ones first if several choices are equally close. If
-/// `as_they_are` is set, takes the first ones.
+/// Chooses `wanted` GPUs that are close together, the best ones first if several choices are equally close.
+/// If `as_they_are` is set, takes the first ones.
 fn nearest(of: Vec<Candidate>, wanted: usize, as_they_are: bool) -> Vec<Candidate> {
     if as_they_are || of.len() <= wanted {
         return of.into_iter().take(wanted).collect();
@@ -356,8 +359,8 @@ fn nearest(of: Vec<Candidate>, wanted: usize, as_they_are: bool) -> Vec<Candidat
     near::together(&gpus, wanted).into_iter().map(|at| of[at].clone()).collect()
 }
 
-/// Returns the GPUs with room for the share: those in `near` first, then in the order of `rules.placement`. A request
-/// for all remaining memory takes the emptiest GPU first. A list of GPUs keeps its order.
+/// Returns the GPUs with room for the share: those in `near` first, then in the order of `rules.placement`. A
+/// request for all remaining memory takes the emptiest GPU first. A list of GPUs keeps its order.
 fn fitting<'a>(
     request: &Request,
     candidates: Vec<Candidate<'a>>,
@@ -390,8 +393,8 @@ fn fitting<'a>(
         if !takes_rest {
             fit.sort_by_key(|candidate| !near.contains(&candidate.gpu.uuid));
         }
-        // A share on one GPU, or of all remaining memory, is placed by free memory. Shares on several GPUs are placed
-        // close together, unless the pod already has a share nearby.
+        // A share on one GPU, or of all remaining memory, is placed by free memory. Shares on several GPUs
+        // are placed close together, unless the pod already has a share nearby.
         let is_near = fit.iter().any(|candidate| near.contains(&candidate.gpu.uuid));
         fit = nearest(fit, wanted, wanted == 1 || takes_rest || is_near);
         fit.sort_by_key(|candidate| candidate.gpu.index);
@@ -438,8 +441,8 @@ fn misfit(request: &Request, candidate: &Candidate, rules: &Admission) -> Option
         })
 }
 
-/// Checks that a reserved lease that was unused until now can be used with `enforcement` from now on. The enforcement
-/// was unknown when the lease was reserved.
+/// Checks that a reserved lease that was unused until now can be used with `enforcement` from now on. The
+/// enforcement was unknown when the lease was reserved.
 ///
 /// # Errors
 /// The same as for a new lease with this enforcement.
@@ -503,8 +506,8 @@ fn cores_misfit(asked: Cores, candidate: &Candidate, rules: &Admission) -> Optio
     misfit.then(|| Refusal::Cores { asked, free, place: candidate.gpu.to_string() })
 }
 
-/// Returns why a lease with `runs` does not fit in addition to `load`: windows would take all of the GPU's time,
-/// although a lease runs between them.
+/// Returns why a lease with `runs` does not fit in addition to `load`: windows would take all of the GPU's
+/// time, although a lease runs between them.
 pub(crate) fn reserve_misfit(runs: Runs, load: GpuLoad, rules: &Admission, gpu: &Gpu) -> Option<Refusal> {
     let (asked, windows, between) = match runs {
         Runs::InWindow(percent) => (Some(percent), load.windows + percent, load.between),
@@ -521,8 +524,9 @@ pub(crate) fn reserve_misfit(runs: Runs, load: GpuLoad, rules: &Admission, gpu: 
     })
 }
 
-/// Computes the grant of a living lease on `gpu` with new `memory` and `cores` (`None` leaves them unchanged), given
-/// the `load` of all other leases. Checks only growth: a lease may shrink even on a node that has granted too much.
+/// Computes the grant of a living lease on `gpu` with new `memory` and `cores` (`None` leaves them
+/// unchanged), given the `load` of all other leases. Checks only growth: a lease may shrink even on a node
+/// that has granted too much.
 pub(crate) fn resize(
     old: &Grant,
     memory: Option<MemoryRequest>,
@@ -546,8 +550,8 @@ pub(crate) fn resize(
     }
 }
 
-/// Chooses the refusal to show: that of the GPU that comes nearest. A GPU that is large enough comes first, then the
-/// one with the most free memory, then the one with the most memory in total.
+/// Chooses the refusal to show: that of the GPU that comes nearest. A GPU that is large enough comes first,
+/// then the one with the most free memory, then the one with the most memory in total.
 fn refusal(request: &Request, misfits: &[Candidate], rules: &Admission) -> Option<Refusal> {
     let nearest = |candidate: &&Candidate| {
         let refusal = misfit(request, candidate, rules);

@@ -13,11 +13,12 @@ use crate::place::Refusal;
 /// A container's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// The sandbox id, as the engine wrote it. A lease below the same runtime root with the same id belongs to the
-    /// pod.
+    /// The sandbox id, as the engine wrote it. A lease below the same runtime root with the same id belongs
+    /// to the pod.
     pub sandbox: String,
-    /// The pid namespace that the container joins. A container that joins the namespace of another container of its
-    /// pod, as an ephemeral container joins its target's, shares that container's lease and gets none of its own.
+    /// The pid namespace that the container joins. A container that joins the namespace of another container
+    /// of its pod, as an ephemeral container joins its target's, shares that container's lease and gets none
+    /// of its own.
     pub joins: Option<PidNamespace>,
 }
 
@@ -39,8 +40,8 @@ pub struct PodContainer {
 const LONGEST_NAME: usize = 253;
 
 impl PodContainer {
-    /// Returns the container with these names, or `None` if one of them is not a valid Kubernetes name. An engine can
-    /// be called with invalid names, and listings must be safe to print.
+    /// Returns the container with these names, or `None` if one of them is not a valid Kubernetes name. An
+    /// engine can be called with invalid names, and listings must be safe to print.
     pub fn new(namespace: &str, pod: &str, uid: &str, container: &str) -> Option<Self> {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         let is_name = |name: &&str| (1..=LONGEST_NAME).contains(&name.len()) && name.bytes().all(is_plain);
@@ -59,9 +60,10 @@ impl fmt::Display for PodContainer {
     }
 }
 
-/// Describes a request for a pod's share in words. Equal requests give equal words, and the store compares requests by
-/// them. A restarted container sends either the words of its first start, even if `gpushare update` changed the lease
-/// since then, or those of the pod's current annotations, which are in [`Change::pod_request`].
+/// Describes a request for a pod's share in words. Equal requests give equal words, and the store compares
+/// requests by them. A restarted container sends either the words of its first start, even if `gpushare
+/// update` changed the lease since then, or those of the pod's current annotations, which are in
+/// [`Change::pod_request`].
 ///
 /// [`Change::pod_request`]: crate::Change::pod_request
 ///

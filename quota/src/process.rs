@@ -1,5 +1,5 @@
-//! Reads single processes from /proc, one file each, and parses only the needed fields. Every creation and every sweep
-//! waits for this, and the kernel's text about one process has some sixty lines.
+//! Reads single processes from /proc, one file each, and parses only the needed fields. Every creation and
+//! every sweep waits for this, and the kernel's text about one process has some sixty lines.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -32,8 +32,8 @@ pub fn pids(pid: i32) -> Option<Vec<i32>> {
     std::str::from_utf8(line).ok()?.split_whitespace().map(|pid| pid.parse().ok()).collect()
 }
 
-/// Returns a thread of the process that has not ended: the first thread if possible; `None` if all have ended. The
-/// files in /proc/PID describe the first thread, and are empty once it has ended.
+/// Returns a thread of the process that has not ended: the first thread if possible; `None` if all have
+/// ended. The files in /proc/PID describe the first thread, and are empty once it has ended.
 pub fn living_thread(pid: i32) -> Option<i32> {
     let Ok(found) = stat(pid) else { return None };
     if !matches!(found.state, 'Z' | 'X') {

@@ -60,7 +60,8 @@ pub struct Refused {
 }
 
 impl StateFolder {
-    /// Records that `container`, with the display name `name`, was refused. Ignores a failure to write the record.
+    /// Records that `container`, with the display name `name`, was refused. Ignores a failure to write the
+    /// record.
     pub fn note_refusal(&self, container: &str, name: Option<&str>, kind: Reason, reason: &str) {
         let plain = |text: &str| -> String {
             text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()

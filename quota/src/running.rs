@@ -14,8 +14,8 @@ use crate::process::pids;
 /// Time limit for listing the processes, since any user can start many.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// The processes that ran at the first call. A pid that a container reports is only compared with this list and never
-/// looked up, so that a false pid cannot lead to another process.
+/// The processes that ran at the first call. A pid that a container reports is only compared with this list
+/// and never looked up, so that a false pid cannot lead to another process.
 #[derive(Debug, Default)]
 pub struct Running(OnceCell<Option<Listed>>);
 
@@ -27,9 +27,9 @@ struct Listed {
 }
 
 impl Running {
-    /// Whether a process that has the pid `pid` in one of its pid namespaces and began at `start_time` (clock ticks
-    /// after boot) may be running. Returns true if the start time is 0 (unknown) or later than the first call, if
-    /// /proc cannot be read, or if there are too many processes.
+    /// Whether a process that has the pid `pid` in one of its pid namespaces and began at `start_time` (clock
+    /// ticks after boot) may be running. Returns true if the start time is 0 (unknown) or later than the
+    /// first call, if /proc cannot be read, or if there are too many processes.
     pub fn may_have(&self, pid: u32, start_time: u64) -> bool {
         match self.0.get_or_init(list) {
             Some(Listed { processes, at }) => {

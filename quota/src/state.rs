@@ -11,14 +11,15 @@ use nix::sys::statfs::fstatfs;
 
 use crate::{deeds, ended, found, refusals};
 
-/// The folder in the state folder with one entry per lease, named by the lease's id. The entry is made before the
-/// container starts. A new store is only created if there is no entry.
+/// The folder in the state folder with one entry per lease, named by the lease's id. The entry is made before
+/// the container starts. A new store is only created if there is no entry.
 pub const REGIONS: &str = "regions";
 
 /// The link in the state folder to the folder that outlives a boot.
 pub(crate) const LASTING: &str = "lasting";
 
-/// A checked state folder: a directory of this user, with mode 0700, on a disk or in the memory of this machine.
+/// A checked state folder: a directory of this user, with mode 0700, on a disk or in the memory of this
+/// machine.
 #[derive(Clone, Debug)]
 pub struct StateFolder(PathBuf);
 
@@ -52,8 +53,8 @@ pub enum StateError {
         /// The state folder as configured.
         path: PathBuf,
     },
-    /// Another machine or a program serves it and may share it with other machines, whose leases would mix with this
-    /// node's.
+    /// Another machine or a program serves it and may share it with other machines, whose leases would mix
+    /// with this node's.
     #[error(
         "the state folder {path} lies on {kind}, which is not this machine's own; set paths.state to a local folder"
     )]
@@ -77,8 +78,8 @@ impl StateFolder {
     /// Creates the folder if it is absent, and checks it.
     ///
     /// # Errors
-    /// When the folder cannot be created, is a link, is not on a local file system, belongs to another user or is open
-    /// to others.
+    /// When the folder cannot be created, is a link, is not on a local file system, belongs to another user
+    /// or is open to others.
     pub fn open(path: &Path) -> Result<Self, StateError> {
         let io = |source| StateError::Io { path: path.into(), source };
         let rootless = || StateError::Rootless { path: path.into() };
@@ -116,8 +117,8 @@ impl StateFolder {
         &self.0
     }
 
-    /// Creates the folder `lasting`, which outlives the boot, and keeps the history there. If that fails, the history
-    /// stays in the state folder.
+    /// Creates the folder `lasting`, which outlives the boot, and keeps the history there. If that fails, the
+    /// history stays in the state folder.
     pub fn keep_history_in(&self, lasting: &Path) {
         let link = self.0.join(LASTING);
         if fs::read_link(&link).is_ok_and(|found| found == lasting) && is_roots_alone(lasting).is_ok() {
@@ -169,8 +170,9 @@ fn remote(file: &File) -> std::io::Result<Option<&'static str>> {
     Ok(REMOTE.iter().find(|(number, _)| i64::from(*number) == kind).map(|(_, name)| *name))
 }
 
-/// File systems on which several machines may see the same files, or whose locks a program decides, by their numbers
-/// in statfs(2). An unlisted file system counts as local: there are more local ones, and new ones appear.
+/// File systems on which several machines may see the same files, or whose locks a program decides, by their
+/// numbers in statfs(2). An unlisted file system counts as local: there are more local ones, and new ones
+/// appear.
 const REMOTE: [(u32, &str); 18] = [
     (0x6969, "NFS"),
     (0xff53_4d42, "CIFS"),
@@ -192,8 +194,8 @@ const REMOTE: [(u32, &str); 18] = [
     (0x786f_4256, "a folder of VirtualBox"),
 ];
 
-/// Whether this process is in a user namespace without the machine's root, as with a rootless engine. Files of root
-/// belong to the user "nobody" there.
+/// Whether this process is in a user namespace without the machine's root, as with a rootless engine. Files
+/// of root belong to the user "nobody" there.
 pub fn is_rootless() -> bool {
     fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps_root(&map))
 }

@@ -56,7 +56,8 @@ impl Store {
     /// Opens the store below the state folder; creates it if this boot has none.
     ///
     /// # Errors
-    /// When it cannot be created, is of an earlier version, or is missing although regions of containers are left.
+    /// When it cannot be created, is of an earlier version, or is missing although regions of containers are
+    /// left.
     pub fn open(state: &Path) -> Result<Self, StoreError> {
         Ok(Self { ledger: Ledger::open(state)?, measure: None })
     }
@@ -70,8 +71,8 @@ impl Store {
     /// Opens the store below the state folder if there is one. Does not create one.
     ///
     /// # Errors
-    /// When the lookup fails, the store is of an earlier version, or is missing although regions of containers are
-    /// left.
+    /// When the lookup fails, the store is of an earlier version, or is missing although regions of
+    /// containers are left.
     pub fn find(state: &Path) -> Result<Option<Self>, StoreError> {
         let ledger = Ledger::at(state, Boot::here()?);
         match fs::symlink_metadata(ledger.path()) {
@@ -82,15 +83,15 @@ impl Store {
         }
     }
 
-    /// Grants `request` to the container `member`, or returns the reason for a refusal. The holder of `member` keeps
-    /// the share until the container is activated. A container of a pod that joins another container's pid namespace,
-    /// or that requests the pod's share, becomes a member of the existing lease. If the node looks full, members whose
-    /// holders are gone are swept first. `swept` is called for each of them, since the caller has to remove their
-    /// files.
+    /// Grants `request` to the container `member`, or returns the reason for a refusal. The holder of
+    /// `member` keeps the share until the container is activated. A container of a pod that joins another
+    /// container's pid namespace, or that requests the pod's share, becomes a member of the existing lease.
+    /// If the node looks full, members whose holders are gone are swept first. `swept` is called for each of
+    /// them, since the caller has to remove their files.
     ///
     /// # Errors
-    /// When the node has no room for the share, the container already has a share, the pod has a different one, or the
-    /// store fails.
+    /// When the node has no room for the share, the container already has a share, the pod has a different
+    /// one, or the store fails.
     pub fn reserve(
         &self,
         member: &Member,
@@ -172,8 +173,8 @@ impl Store {
         Ok(lease)
     }
 
-    /// Returns the grants that [`Store::reserve`] would make now, without making them; for `gpushare plan`. The
-    /// runtime root of `pod` is unknown at that point, so its containers are looked up below every root.
+    /// Returns the grants that [`Store::reserve`] would make now, without making them; for `gpushare plan`.
+    /// The runtime root of `pod` is unknown at that point, so its containers are looked up below every root.
     ///
     /// # Errors
     /// The same as for [`Store::reserve`].
@@ -202,9 +203,9 @@ impl Store {
         Ok(grants)
     }
 
-    /// Returns the leases of lower priority that must end to make room for `request`: lowest priority first, newest
-    /// first among equals, and no more than needed. Empty if ending them would not make enough room. Leases of the
-    /// same pod as `member` stay.
+    /// Returns the leases of lower priority that must end to make room for `request`: lowest priority first,
+    /// newest first among equals, and no more than needed. Empty if ending them would not make enough room.
+    /// Leases of the same pod as `member` stay.
     ///
     /// # Errors
     /// When the store fails.
@@ -228,7 +229,8 @@ impl Store {
         let own = pod(member);
         let is_own = |lease: &Lease| own.is_some() && lease.members().any(|member| pod(member) == own);
         let is_lower = |lease: &&Lease| {
-            // Ending the containers does not free a claim's share, or a share that another container is joining.
+            // Ending the containers does not free a claim's share, or a share that another container is
+            // joining.
             let ends = |member: &Member| member.state == LeaseState::Active && !member.holder.is_agent();
             lease.priority < request.priority && lease.members().all(ends) && !is_own(lease)
         };
@@ -254,10 +256,11 @@ impl Store {
         Ok(ended.into_iter().cloned().collect())
     }
 
-    /// Makes `holder`, the container's init process, the holder of container `key`'s reservation of the lease `id`.
+    /// Makes `holder`, the container's init process, the holder of container `key`'s reservation of the lease
+    /// `id`.
     ///
-    /// Returns whether `holder` holds it now. A reservation that another process has already activated is left
-    /// unchanged.
+    /// Returns whether `holder` holds it now. A reservation that another process has already activated is
+    /// left unchanged.
     ///
     /// # Errors
     /// When the store fails.
@@ -273,8 +276,8 @@ impl Store {
         writing.commit().map(|_| true)
     }
 
-    /// Records that the driver limits the container `key` of the lease `id`, too, and returns the lease at that
-    /// moment; `None` if the container does not hold it.
+    /// Records that the driver limits the container `key` of the lease `id`, too, and returns the lease at
+    /// that moment; `None` if the container does not hold it.
     ///
     /// # Errors
     /// When the store fails.
@@ -291,8 +294,9 @@ impl Store {
         writing.commit().map(|_| lease)
     }
 
-    /// Removes container `key` from the lease `id`. The lease ends with its last container. Does nothing if the
-    /// container does not hold it: a container that was restarted with the same key has a lease with another id.
+    /// Removes container `key` from the lease `id`. The lease ends with its last container. Does nothing if
+    /// the container does not hold it: a container that was restarted with the same key has a lease with
+    /// another id.
     ///
     /// # Errors
     /// When the store fails.
@@ -351,8 +355,8 @@ impl Store {
         self.ledger.write()?.commit().map(drop)
     }
 
-    /// Modification time of the ledger, which changes with every commit, so callers can skip reading unchanged leases.
-    /// `None` if it is unknown.
+    /// Modification time of the ledger, which changes with every commit, so callers can skip reading
+    /// unchanged leases. `None` if it is unknown.
     pub fn last_change(&self) -> Option<SystemTime> {
         fs::metadata(self.ledger.path()).and_then(|metadata| metadata.modified()).ok()
     }
@@ -403,8 +407,8 @@ impl Store {
         self.ledger.read()?.loads()
     }
 
-    /// Like [`Store::loads`], without the leases whose containers are all gone: the next creation that needs their
-    /// room sweeps them.
+    /// Like [`Store::loads`], without the leases whose containers are all gone: the next creation that needs
+    /// their room sweeps them.
     ///
     /// # Errors
     /// When the store fails.
@@ -458,8 +462,8 @@ impl Store {
 }
 
 impl Page {
-    /// Removes the container `key` from its lease. Returns the lease from the container's view, and the history record
-    /// if the lease ended.
+    /// Removes the container `key` from its lease. Returns the lease from the container's view, and the
+    /// history record if the lease ended.
     fn take_out(
         &mut self,
         key: &LeaseKey,

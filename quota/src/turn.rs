@@ -1,7 +1,7 @@
 //! The turn to write: one process at a time, first come, first served.
 //!
-//! The kernel queues the waiters for a file lock and wakes one at a time (Linux 5.0 and later). It releases the lock
-//! when the process that holds it ends.
+//! The kernel queues the waiters for a file lock and wakes one at a time (Linux 5.0 and later). It releases
+//! the lock when the process that holds it ends.
 
 use std::fs::{self, File, TryLockError};
 use std::io;

@@ -50,16 +50,17 @@ pub struct Change {
     pub gpu: Option<GpuUuid>,
     /// The annotations that requested the change, for [`Lease::restated`].
     pub restated: Option<BTreeMap<String, String>>,
-    /// The request of a restarted container after the change, in the form of [`crate::words`], if containers of a pod
-    /// share the lease.
+    /// The request of a restarted container after the change, in the form of [`crate::words`], if containers
+    /// of a pod share the lease.
     pub pod_request: Option<String>,
 }
 
-/// Applies the changes to the lease in order, if the node has room for the growth. `load` is the sum of all leases on
-/// a GPU, including this one.
+/// Applies the changes to the lease in order, if the node has room for the growth. `load` is the sum of all
+/// leases on a GPU, including this one.
 ///
 /// # Errors
-/// The same as for a new lease: the refusal names the requested amount and the amount that other leases leave free.
+/// The same as for a new lease: the refusal names the requested amount and the amount that other leases leave
+/// free.
 pub(crate) fn changed(
     lease: &Lease,
     changes: &[Change],
@@ -127,8 +128,8 @@ fn shrunk_from(lease: &Lease, grants: &[Grant]) -> Vec<DeviceMemory> {
     if all.iter().all(|most| *most == DeviceMemory::ZERO) { Vec::new() } else { all }
 }
 
-/// Returns a lease that grants no more than either of two states of one lease. It is safe in the container's file
-/// while the store has either state.
+/// Returns a lease that grants no more than either of two states of one lease. It is safe in the container's
+/// file while the store has either state.
 pub(crate) fn narrower(one: &Lease, other: &Lease) -> Lease {
     let narrow = |(a, b): (&Grant, &Grant)| Grant {
         gpu: a.gpu,
@@ -196,8 +197,8 @@ mod tests {
         }
     }
 
-    /// Changes a lease of 20 GiB and 30 % on each of two GPUs of 80 GiB. Other leases have `others`, in GiB and
-    /// percent, on the first GPU.
+    /// Changes a lease of 20 GiB and 30 % on each of two GPUs of 80 GiB. Other leases have `others`, in GiB
+    /// and percent, on the first GPU.
     fn outcome(changes: &[Change], others: (u64, u64)) -> Result<Vec<(u64, Option<u8>)>, String> {
         let load = |uuid| {
             let others = if uuid == gpu(0, 80).uuid { others } else { (0, 0) };

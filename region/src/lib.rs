@@ -1,9 +1,9 @@
 //! The two files that the host and one container share.
 //!
-//! `limits` is written by the host and mapped read-only by the interception libraries; `usage` is written by the
-//! processes of the container, and the host reads it as hostile input. This crate defines their layout, versions and
-//! sizes, the fixed paths inside the container, and the host's reader. It makes no system calls: opening, mapping,
-//! locking and waiting belong to the two sides.
+//! `limits` is written by the host and mapped read-only by the interception libraries; `usage` is written by
+//! the processes of the container, and the host reads it as hostile input. This crate defines their layout,
+//! versions and sizes, the fixed paths inside the container, and the host's reader. It makes no system calls:
+//! opening, mapping, locking and waiting belong to the two sides.
 
 #![no_std]
 

@@ -1,7 +1,7 @@
-//! The `limits` file: the host's grants. The host writes the whole file before the container starts, and may later
-//! change lines in place. Every field that a library reads by itself is one aligned word, so a single load is never
-//! torn. A reader that needs several fields together reads `sequence` before and after them (odd: a write is in
-//! progress).
+//! The `limits` file: the host's grants. The host writes the whole file before the container starts, and may
+//! later change lines in place. Every field that a library reads by itself is one aligned word, so a single
+//! load is never torn. A reader that needs several fields together reads `sequence` before and after them
+//! (odd: a write is in progress).
 //!
 //! The host's measurements follow the grants: the GPU time of the container's processes from the driver's own
 //! sampling, which no process inside the container can reliably see. Without a meter they are all zero.
@@ -51,8 +51,8 @@ pub struct LimitsHeader {
     pub devices: AtomicU32,
     /// Number of these lines that limit compute. While it is 0, a launch checks nothing else.
     pub compute_limited: AtomicU32,
-    /// 1 + the line of `devices` that limits host memory, which comes after the granted GPUs; 0: host memory may not
-    /// be used.
+    /// 1 + the line of `devices` that limits host memory, which comes after the granted GPUs; 0: host memory
+    /// may not be used.
     host_line: AtomicU32,
     /// 1: a supervisor outside of the container enforces its memory limit.
     supervised: AtomicU32,
@@ -65,8 +65,8 @@ pub struct LimitsHeader {
 pub struct LimitLine {
     /// The GPU's UUID from the driver, in four words of the machine's byte order.
     uuid: [AtomicU32; 4],
-    /// Device memory in bytes that the container may use now. The host never grants 0; a library reads 0 as "nothing
-    /// is granted".
+    /// Device memory in bytes that the container may use now. The host never grants 0; a library reads 0 as
+    /// "nothing is granted".
     pub memory_bytes: AtomicU64,
     /// Share of compute in percent, 1 to 100.
     pub cores_percent: AtomicU32,
@@ -78,13 +78,13 @@ pub struct LimitLine {
     pub ceiling_percent: AtomicU32,
     /// Upper bound to which `memory_bytes` may grow while the container runs; 0: it does not grow.
     pub most_bytes: AtomicU64,
-    /// The charge for a process's contexts before anything is loaded, in MiB; 0: not set by the host. This word and
-    /// the next two are the host's figures, not part of the grant.
+    /// The charge for a process's contexts before anything is loaded, in MiB; 0: not set by the host. This
+    /// word and the next two are the host's figures, not part of the grant.
     context_mebibytes: AtomicU32,
     /// Their total charge, in MiB.
     context_most_mebibytes: AtomicU32,
-    /// Their real use, encoded as an [`Overhead`]: the time of the measurement in the upper half, the fraction in the
-    /// lower. If a supervisor enforces the memory limit: the bytes that it has charged.
+    /// Their real use, encoded as an [`Overhead`]: the time of the measurement in the upper half, the
+    /// fraction in the lower. If a supervisor enforces the memory limit: the bytes that it has charged.
     overhead: AtomicU64,
 }
 
@@ -172,8 +172,8 @@ impl core::fmt::Display for TooManyDevices {
 
 impl core::error::Error for TooManyDevices {}
 
-/// The bytes of a limits file that grants `devices`, and `host_bytes` of host memory that may be used instead of
-/// theirs. No supervisor enforces the memory limit.
+/// The bytes of a limits file that grants `devices`, and `host_bytes` of host memory that may be used instead
+/// of theirs. No supervisor enforces the memory limit.
 ///
 /// # Errors
 /// [`TooManyDevices`] above [`MAX_DEVICES`]; host memory counts as one device.
@@ -215,7 +215,8 @@ pub fn set_supervised(file: &mut [u8; LIMITS_LEN]) {
 
 const SUPERVISED: usize = core::mem::offset_of!(LimitsHeader, supervised);
 
-/// Offset of the word with the bytes that a supervisor has charged on the GPU of line `line`, which must exist.
+/// Offset of the word with the bytes that a supervisor has charged on the GPU of line `line`, which must
+/// exist.
 pub const fn charged_at(line: usize) -> usize {
     HEADER_LEN + line * LINE_LEN + core::mem::offset_of!(LimitLine, overhead)
 }
@@ -271,14 +272,15 @@ impl LimitsFile {
         self.granted().iter().position(|line| line.uuid() == *uuid)
     }
 
-    /// The line that limits host memory, under which its use is recorded; `None` if host memory may not be used.
+    /// The line that limits host memory, under which its use is recorded; `None` if host memory may not be
+    /// used.
     pub fn host_line(&self) -> Option<usize> {
         let line = self.header.host_line.load(core::sync::atomic::Ordering::Relaxed).checked_sub(1)?;
         usize::try_from(line).ok().filter(|line| *line < MAX_DEVICES)
     }
 
-    /// The memory limit of line `device` in bytes; 0 if there is no such line. The load is ordered after everything
-    /// that this thread did before, just as the host reads the usage after it lowered the limit.
+    /// The memory limit of line `device` in bytes; 0 if there is no such line. The load is ordered after
+    /// everything that this thread did before, just as the host reads the usage after it lowered the limit.
     pub fn memory(&self, device: usize) -> u64 {
         match self.devices.get(device) {
             Some(line) => line.memory_bytes.load(core::sync::atomic::Ordering::SeqCst),
@@ -286,7 +288,8 @@ impl LimitsFile {
         }
     }
 
-    /// The limit to which the memory of line `device` may grow, in bytes; the current limit if it does not grow.
+    /// The limit to which the memory of line `device` may grow, in bytes; the current limit if it does not
+    /// grow.
     pub fn most_memory(&self, device: usize) -> u64 {
         use core::sync::atomic::Ordering::Relaxed;
         let most = self.devices.get(device).map_or(0, |line| line.most_bytes.load(Relaxed));

@@ -1,10 +1,10 @@
-//! Fixed paths inside a container. The linker writes the driver's paths into our libraries: if the host mounts the
-//! files elsewhere, every library that is already built breaks.
+//! Fixed paths inside a container. The linker writes the driver's paths into our libraries: if the host
+//! mounts the files elsewhere, every library that is already built breaks.
 
 /// The folder of the driver's own files in the container.
 ///
-/// No file in it has a name that a loader, `ldconfig` or a linker looks up: otherwise a program with this folder in
-/// `LD_LIBRARY_PATH` would find the driver's library before ours.
+/// No file in it has a name that a loader, `ldconfig` or a linker looks up: otherwise a program with this
+/// folder in `LD_LIBRARY_PATH` would find the driver's library before ours.
 pub const DRIVER_FOLDER: &str = "/usr/lib/gpushare/driver";
 /// The driver's own `libcuda.so.1`, under the only name it has in the container.
 pub const DRIVER_CUDA: &str = "/usr/lib/gpushare/driver/cuda";

@@ -1,13 +1,13 @@
-//! Reads a container's own reports about its share: how long its compute was delayed, and whether it wants more
-//! memory. The host displays them, and uses them as a hint as to which container wants more.
+//! Reads a container's own reports about its share: how long its compute was delayed, and whether it wants
+//! more memory. The host displays them, and uses them as a hint as to which container wants more.
 
 use core::mem::offset_of;
 
 use crate::MAX_DEVICES;
 use crate::usage::{Bucket, Damaged, USAGE_HEADER_LEN, UsageHeader, Wish, check_header, long};
 
-/// Reads how long launches were delayed, in nanoseconds, summed over all threads, from the header of a usage file, by
-/// line of the limits file. The container can write any number here.
+/// Reads how long launches were delayed, in nanoseconds, summed over all threads, from the header of a usage
+/// file, by line of the limits file. The container can write any number here.
 ///
 /// # Errors
 /// [`Damaged`] when the bytes are fewer than a header, or the header is not that of this layout.
@@ -20,8 +20,8 @@ pub fn read_throttled(bytes: &[u8]) -> Result<[u64; MAX_DEVICES], Damaged> {
     }))
 }
 
-/// Reads the requests for higher memory limits from the header of a usage file, by line of the limits file: number and
-/// bytes. The container can write any number here.
+/// Reads the requests for higher memory limits from the header of a usage file, by line of the limits file:
+/// number and bytes. The container can write any number here.
 ///
 /// # Errors
 /// The same as for [`read_throttled`].

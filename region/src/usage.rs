@@ -1,6 +1,7 @@
-//! The `usage` file: the resources that the container's processes use. It has a fixed slot per process, which never
-//! moves. Readers compute the sum over the live slots; it is not stored. A process owns its slot while it holds a
-//! POSIX record lock on the slot's [`lock_byte`]. The tenant can write every byte, so [`read_usage`] trusts none.
+//! The `usage` file: the resources that the container's processes use. It has a fixed slot per process, which
+//! never moves. Readers compute the sum over the live slots; it is not stored. A process owns its slot while
+//! it holds a POSIX record lock on the slot's [`lock_byte`]. The tenant can write every byte, so
+//! [`read_usage`] trusts none.
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -70,15 +71,15 @@ pub struct UsageHeader {
     pub buckets: [Bucket; MAX_DEVICES],
     /// The memory limits that the container would like on each device.
     pub wishes: [Wish; MAX_DEVICES],
-    /// The time at which an allocation first waited for the meter, as monotonic time in nanoseconds; 0: none has
-    /// waited.
+    /// The time at which an allocation first waited for the meter, as monotonic time in nanoseconds; 0: none
+    /// has waited.
     pub first_wait: AtomicU64,
     reserved: [AtomicU64; 287],
 }
 
 /// A request for a higher memory limit. The meter reads it, and answers with its number
-/// ([`Measured::answered`](crate::Measured)). The number stands before the bytes and is written after them: a reader
-/// that runs during a write may combine new bytes with the earlier number, and reads again later.
+/// ([`Measured::answered`](crate::Measured)). The number stands before the bytes and is written after them: a
+/// reader that runs during a write may combine new bytes with the earlier number, and reads again later.
 #[derive(Default)]
 #[repr(C)]
 pub struct Wish {
@@ -107,14 +108,15 @@ pub struct Bucket {
 pub struct Identity {
     /// [`SLOT_LIVE`] or [`SLOT_FREE`].
     pub state: AtomicU32,
-    /// The process id, in the pid namespace `pid_namespace`. It is only a label: the host never signals it and never
-    /// looks it up.
+    /// The process id, in the pid namespace `pid_namespace`. It is only a label: the host never signals it
+    /// and never looks it up.
     pub pid: AtomicU32,
     /// Start time in clock ticks after boot, field 22 of `/proc/PID/stat`; 0 when it could not be read.
     pub start_time: AtomicU64,
     /// Inode of the owner's pid namespace; 0 when it could not be read.
     pub pid_namespace: AtomicU64,
-    /// Start address of the owner's stack, which changes with `exec`. Only processes of the container compare it.
+    /// Start address of the owner's stack, which changes with `exec`. Only processes of the container compare
+    /// it.
     pub image: AtomicU64,
     /// Number of times the slot has been claimed.
     pub generation: AtomicU64,
@@ -161,8 +163,8 @@ const SLOTS_WORD: u32 = SLOTS as u32;
 #[expect(clippy::cast_possible_truncation, reason = "a constant of 16")]
 const DEVICES_WORD: u32 = MAX_DEVICES as u32;
 
-/// Offset in the file of the byte whose record lock marks `slot` as owned. The host can query the owner's pid from the
-/// kernel (`F_GETLK`).
+/// Offset in the file of the byte whose record lock marks `slot` as owned. The host can query the owner's pid
+/// from the kernel (`F_GETLK`).
 pub const fn lock_byte(slot: usize) -> u64 {
     (LOCK_BYTES + slot) as u64
 }
@@ -310,8 +312,8 @@ pub fn processes(bytes: &[u8]) -> Result<Processes<'_>, Damaged> {
     if bytes.len() >= USAGE_LEN { Ok(Processes { bytes, next: 0 }) } else { Err(Damaged) }
 }
 
-/// The length of the part of the file, from its start, that describes the first `devices` GPUs. The bytes after that
-/// describe the others.
+/// The length of the part of the file, from its start, that describes the first `devices` GPUs. The bytes
+/// after that describe the others.
 pub const fn usage_length(devices: usize) -> usize {
     let devices = if devices < MAX_DEVICES { devices } else { MAX_DEVICES };
     LINES + devices * SLOTS * size_of::<DeviceLine>()

@@ -1,5 +1,5 @@
-//! Runs the host's readers on files that a container may have written: random bytes, and correct files with a few
-//! changed bytes. The number of rounds is bounded; `make fuzz` runs longer.
+//! Runs the host's readers on files that a container may have written: random bytes, and correct files with a
+//! few changed bytes. The number of rounds is bounded; `make fuzz` runs longer.
 
 mod properties;
 

@@ -1,5 +1,6 @@
-//! The files of each layout that running containers may use, byte by byte. A library stays in its container while
-//! another version replaces gpushare on the host. A changed layout therefore gets a new number, and a file here.
+//! The files of each layout that running containers may use, byte by byte. A library stays in its container
+//! while another version replaces gpushare on the host. A changed layout therefore gets a new number, and a
+//! file here.
 
 use gpushare_region::{
     ComputePolicy, DeviceLimits, LIMITS_VERSION, LimitsFile, USAGE_HEADER_LEN, USAGE_LEN, USAGE_VERSION,

@@ -1,5 +1,5 @@
-//! Defines a dialect: one system's way to write a request. Each dialect has a file below `dialects` and an entry in
-//! the table there.
+//! Defines a dialect: one system's way to write a request. Each dialect has a file below `dialects` and an
+//! entry in the table there.
 
 use gpushare_claims::{Claim, IndexMeaning, Library, NodeGpus, RequestError, Words};
 
@@ -27,15 +27,15 @@ impl Speech {
 pub(crate) struct Dialect {
     /// The name in settings and listings.
     pub name: &'static str,
-    /// Whether the bundle has the dialect's words. This runs for every container, and most ask for nothing, so it
-    /// reads only the bundle.
+    /// Whether the bundle has the dialect's words. This runs for every container, and most ask for nothing,
+    /// so it reads only the bundle.
     pub speech: fn(&Words) -> Speech,
     /// The claims that the words make.
     pub read: for<'a> fn(&Words<'a>, NodeGpus<'a>) -> Result<Vec<Claim>, RequestError>,
     /// Whether a variable or annotation of this name belongs to the dialect.
     pub owns: fn(&str) -> bool,
-    /// Names of the dialects from which this dialect's keys are hidden when it asks, because it gives the keys another
-    /// meaning.
+    /// Names of the dialects from which this dialect's keys are hidden when it asks, because it gives the
+    /// keys another meaning.
     pub over: &'static [&'static str],
     /// The meaning of a number in the list of GPUs when this dialect asks.
     pub numbers: fn(&Words) -> IndexMeaning,
@@ -47,7 +47,8 @@ pub(crate) struct Dialect {
     pub switches: &'static [Switch],
     /// How to recognise its system's interception library.
     pub library: Option<Library>,
-    /// Keys that look like a request of this system but are not, each with a note that says what to write instead.
+    /// Keys that look like a request of this system but are not, each with a note that says what to write
+    /// instead.
     pub near_misses: &'static [(&'static str, &'static str)],
 }
 
@@ -90,8 +91,8 @@ pub(crate) enum Off {
     Limits,
     /// The limit on compute.
     Compute,
-    /// The hard memory limit: with the switch on, further memory comes from the host. gpushare does not offer this, so
-    /// it never honours such a switch.
+    /// The hard memory limit: with the switch on, further memory comes from the host. gpushare does not offer
+    /// this, so it never honours such a switch.
     Hardness,
 }
 

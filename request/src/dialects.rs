@@ -1,6 +1,6 @@
-//! Other systems' dialects, each with a file and a line in the table. No dialect takes precedence over another: each
-//! says which keys it owns and what they mean, and the merge compares the claims. A dialect that gives another
-//! dialect's keys its own meaning names that dialect in `over`.
+//! Other systems' dialects, each with a file and a line in the table. No dialect takes precedence over
+//! another: each says which keys it owns and what they mean, and the merge compares the claims. A dialect
+//! that gives another dialect's keys its own meaning names that dialect in `over`.
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
 use gpushare_claims::{Library, Told, Words};
@@ -55,7 +55,8 @@ pub(crate) fn own(name: &str) -> bool {
     DIALECTS.iter().any(|dialect| (dialect.owns)(name) || is_switch(dialect))
 }
 
-/// Whether a variable or annotation belongs to those with which the system shows programs in a container their grant.
+/// Whether a variable or annotation belongs to those with which the system shows programs in a container
+/// their grant.
 pub(crate) fn tells(told: Told) -> fn(&str) -> bool {
     match told {
         Told::Aliyun { .. } => cgpu::owns,

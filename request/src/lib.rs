@@ -1,11 +1,11 @@
-//! Reads the request of a container: takes the annotations, environment, device nodes and mounts of its bundle, and
-//! returns a [`Request`].
+//! Reads the request of a container: takes the annotations, environment, device nodes and mounts of its
+//! bundle, and returns a [`Request`].
 //!
-//! This crate reads no file and no store; it knows only the GPUs that the caller passes. Each source turns the words
-//! that it knows into claims, and one merge turns them into a request. `sources` has gpushare's own keys, lists of
-//! GPUs, CDI names and handed nodes; `dialects` has a file for each other system. There is no fallback: a malformed or
-//! contradictory request is an error that names the words, their origin and the remedy. docs/trust.md describes how
-//! far each author is trusted.
+//! This crate reads no file and no store; it knows only the GPUs that the caller passes. Each source turns
+//! the words that it knows into claims, and one merge turns them into a request. `sources` has gpushare's own
+//! keys, lists of GPUs, CDI names and handed nodes; `dialects` has a file for each other system. There is no
+//! fallback: a malformed or contradictory request is an error that names the words, their origin and the
+//! remedy. docs/trust.md describes how far each author is trusted.
 #![forbid(unsafe_code)]
 
 mod dialect;

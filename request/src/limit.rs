@@ -8,8 +8,8 @@ use gpushare_inventory::DeviceMemory;
 use crate::quantity;
 use gpushare_claims::{Cap, Claim, Cores, RequestError, Word};
 
-/// Reads memory as HAMi-core and vgpu-manager do: digits, optionally followed by k, m, g or t (binary units). Without
-/// a letter the number is in bytes. The minimum is 1 MiB.
+/// Reads memory as HAMi-core and vgpu-manager do: digits, optionally followed by k, m, g or t (binary units).
+/// Without a letter the number is in bytes. The minimum is 1 MiB.
 pub(crate) fn memory(said: Word) -> Result<DeviceMemory, RequestError> {
     memory_or(said, "0 states no limit: write the limit, as 3000m")
 }
@@ -57,8 +57,8 @@ pub(crate) fn cores_or_all(said: Word) -> Result<Cap, RequestError> {
     }
 }
 
-/// Refuses memory limits on only some of the container's `gpus`: that counts as a mistake, never as "no limit" on the
-/// others. `first` is the word for the error, and `key` the variable that limits all of them.
+/// Refuses memory limits on only some of the container's `gpus`: that counts as a mistake, never as "no
+/// limit" on the others. `first` is the word for the error, and `key` the variable that limits all of them.
 pub(crate) fn refuse_half(claims: &[Claim], first: Word, gpus: usize, key: &str) -> Result<(), RequestError> {
     let stated = claims.iter().flat_map(|claim| &claim.particular);
     let limited = stated.filter(|(_, amount)| amount.memory.is_some()).map(|(gpu, _)| gpu);

@@ -1,5 +1,5 @@
-//! Reads numbers as other systems write them. These readers are stricter than the systems' own, which treat garbage as
-//! "no limit": a sign, a leading zero, a blank or an extra letter is an error (`None`).
+//! Reads numbers as other systems write them. These readers are stricter than the systems' own, which treat
+//! garbage as "no limit": a sign, a leading zero, a blank or an extra letter is an error (`None`).
 
 pub(crate) use gpushare_claims::whole;
 use gpushare_inventory::DeviceMemory;
@@ -45,9 +45,9 @@ pub(crate) fn decimal(text: &str) -> Option<Decimal> {
     Some(Decimal { numerator, denominator })
 }
 
-/// Reads a Kubernetes quantity in whole units, rounded up as Kubernetes does (k8s.io/apimachinery, resource.Quantity):
-/// digits, an optional fraction, and an optional suffix: binary Ki to Pi, decimal m, k, M, G, T, P, or an exponent
-/// (1e3).
+/// Reads a Kubernetes quantity in whole units, rounded up as Kubernetes does (k8s.io/apimachinery,
+/// resource.Quantity): digits, an optional fraction, and an optional suffix: binary Ki to Pi, decimal m, k,
+/// M, G, T, P, or an exponent (1e3).
 pub fn kubernetes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);

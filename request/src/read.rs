@@ -16,8 +16,8 @@ use gpushare_claims::{
 
 const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
-/// Whether `container` asks for anything. A container that does not, and a pod's sandbox, must reach the low-level
-/// runtime unchanged. Reads only the bundle, because most containers ask for nothing.
+/// Whether `container` asks for anything. A container that does not, and a pod's sandbox, must reach the
+/// low-level runtime unchanged. Reads only the bundle, because most containers ask for nothing.
 pub fn is_request(container: &Container, policy: &Policy) -> bool {
     if container.is_sandbox() {
         return false;
@@ -35,8 +35,8 @@ pub fn is_request_variable(name: &str) -> bool {
 /// Reads the request of `container` on a node with these GPUs; `None` if [`is_request`] returns false.
 ///
 /// # Errors
-/// If the request is malformed or contradictory, names something that the node does not have, or comes only by
-/// channels that may not grant under the policy.
+/// If the request is malformed or contradictory, names something that the node does not have, or comes only
+/// by channels that may not grant under the policy.
 pub fn read(container: &Container, policy: &Policy, gpus: &[Gpu]) -> Result<Option<Request>, RequestError> {
     let policy = &*policy.within(container);
     let words = own::untold(Words::new(container, policy));
@@ -85,8 +85,8 @@ fn asking<'s, 'a>(spoken: &'s [Spoken<'a>]) -> impl Iterator<Item = &'s Spoken<'
     spoken.iter().filter(|spoken| spoken.speech == Speech::Asks)
 }
 
-/// Whether any source asks. Images set a list of all GPUs. It is not a request if a more trusted word says that
-/// another container of the pod has the share.
+/// Whether any source asks. Images set a list of all GPUs. It is not a request if a more trusted word says
+/// that another container of the pod has the share.
 fn asks(words: &Words, spoken: &[Spoken]) -> bool {
     let by_list = || {
         let spares = spoken.iter().any(|spoken| spoken.speech == Speech::Spares);
@@ -100,8 +100,8 @@ fn asks_otherwise(words: &Words) -> bool {
     own::asks(words) || by_name || handed::is_handed(words)
 }
 
-/// Refuses a container that asks only through gpushare's variables on a node that does not read them. It must not
-/// start without its GPU.
+/// Refuses a container that asks only through gpushare's variables on a node that does not read them. It must
+/// not start without its GPU.
 fn refuse_unread(words: &Words, spoken: &[Spoken]) -> Result<(), RequestError> {
     match own::unread(words) {
         Some(_) if asking(spoken).next().is_none() && !asks_otherwise(words) => {
@@ -128,8 +128,8 @@ fn listing<'a>(words: &Words<'a>, spoken: &[Spoken]) -> Words<'a> {
     over.fold(words.clone(), |words, spoken| words.without(spoken.dialect.owns))
 }
 
-/// Ties an amount that a plugin wrote to one GPU, unless a word that is at least as trusted names GPUs or their
-/// number. A list from the pod therefore cannot multiply the amount. A whole GPU counts as an amount.
+/// Ties an amount that a plugin wrote to one GPU, unless a word that is at least as trusted names GPUs or
+/// their number. A list from the pod therefore cannot multiply the amount. A whole GPU counts as an amount.
 fn bind_to_one(claims: &mut [Claim]) {
     let mut granted = claims.iter().filter(|claim| claim.rank >= Rank::Granted);
     if granted.any(|claim| claim.gpus.is_some() || claim.count.is_some()) {
@@ -172,8 +172,8 @@ fn claims<'a>(
     Ok(claims)
 }
 
-/// The meanings of numbers in the list of GPUs, according to the dialects that ask. If they differ, each meaning makes
-/// its own claim, and the text is added to the word in messages.
+/// The meanings of numbers in the list of GPUs, according to the dialects that ask. If they differ, each
+/// meaning makes its own claim, and the text is added to the word in messages.
 fn meanings(spoken: &[Spoken]) -> Vec<(IndexMeaning, String)> {
     let mut meanings: Vec<(IndexMeaning, String)> = Vec::new();
     for spoken in asking(spoken) {
@@ -203,7 +203,8 @@ fn near_misses(words: &Words, spoken: &[Spoken]) -> Vec<String> {
     notes
 }
 
-/// The driver capabilities: those of gpushare's own key, else those of NVIDIA's variable if variables may grant.
+/// The driver capabilities: those of gpushare's own key, else those of NVIDIA's variable if variables may
+/// grant.
 fn capabilities(words: &Words, claims: &[Claim]) -> Result<Capabilities, RequestError> {
     let policy = words.policy;
     let within = |all: &Capabilities, part: &Capabilities| part.iter().all(|capability| all.has(capability));
@@ -231,7 +232,8 @@ fn capabilities(words: &Words, claims: &[Claim]) -> Result<Capabilities, Request
     }
 }
 
-/// The capabilities in NVIDIA's variable, or the default. Outside CRI the last entry counts, as with the list of GPUs.
+/// The capabilities in NVIDIA's variable, or the default. Outside CRI the last entry counts, as with the list
+/// of GPUs.
 fn nvidia_capabilities(words: &Words) -> Result<Capabilities, RequestError> {
     let mut all = words.named(CAPABILITIES);
     let Some(last) = all.next_back() else { return Ok(Capabilities::default()) };
@@ -246,9 +248,9 @@ fn nvidia_capabilities(words: &Words) -> Result<Capabilities, RequestError> {
     })
 }
 
-/// Another system's library in the bundle, and how to treat it. It keeps the limit only if the owner's mounts and a
-/// single dialect in the bundle prove its owner, and variables state all that was granted. A plain list of GPUs does
-/// not prove an owner: the same mounts may be the user's own.
+/// Another system's library in the bundle, and how to treat it. It keeps the limit only if the owner's mounts
+/// and a single dialect in the bundle prove its owner, and variables state all that was granted. A plain list
+/// of GPUs does not prove an owner: the same mounts may be the user's own.
 fn interceptor(
     words: &Words,
     spoken: &[Spoken],
@@ -272,8 +274,8 @@ fn interceptor(
     Some((found, ruled))
 }
 
-/// Whether the variables that other systems' libraries read state the whole request by themselves, and no switch turns
-/// such a library off.
+/// Whether the variables that other systems' libraries read state the whole request by themselves, and no
+/// switch turns such a library off.
 fn is_told(words: &Words, claims: &[Claim], request: &Request, node: NodeGpus) -> bool {
     if words.container.writer() == Writer::Podman || switches::any_is_on(words) {
         return false;
@@ -291,9 +293,9 @@ fn is_told(words: &Words, claims: &[Claim], request: &Request, node: NodeGpus) -
     !is_ours && merge(&told, words.policy, node).is_ok_and(same)
 }
 
-/// The dialects' variables as the container gets them, each once. A variable that states an amount gets the smallest
-/// value among its words: those of its own name, and those that differ only by a position at the end and cover its
-/// GPUs.
+/// The dialects' variables as the container gets them, each once. A variable that states an amount gets the
+/// smallest value among its words: those of its own name, and those that differ only by a position at the end
+/// and cover its GPUs.
 fn standing(words: &Words, spoken: &[Spoken], claims: &[Claim]) -> Vec<(String, String)> {
     let owned = |key: &str| asking(spoken).any(|spoken| (spoken.dialect.owns)(key));
     let mut standing: BTreeMap<&str, &str> = words.container.env().filter(|(key, _)| owned(key)).collect();
@@ -322,8 +324,8 @@ fn stem(name: &str) -> &str {
         .map_or(name, |(stem, _)| stem)
 }
 
-/// Whether limits that count by position would apply to another GPU if the bundle runs again with the granted GPUs as
-/// its list.
+/// Whether limits that count by position would apply to another GPU if the bundle runs again with the granted
+/// GPUs as its list.
 fn moves_limits(words: &Words, spoken: &[Spoken], request: &Request, node: NodeGpus) -> bool {
     let Kept::Granted(gpus) = request.kept() else { return false };
     let lists = list::lists(words);

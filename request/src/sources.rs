@@ -1,5 +1,6 @@
-//! The sources that are read in every bundle, regardless of the system that scheduled it: gpushare's own keys, lists
-//! of GPUs, CDI names, devices handed to the engine, kubelet's allocations, and the node's reservations.
+//! The sources that are read in every bundle, regardless of the system that scheduled it: gpushare's own
+//! keys, lists of GPUs, CDI names, devices handed to the engine, kubelet's allocations, and the node's
+//! reservations.
 
 pub(crate) mod allocated;
 pub(crate) mod cdi;

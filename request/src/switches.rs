@@ -1,15 +1,15 @@
 //! Handles other systems' switches that turn their limits off.
 //!
-//! Image and pod can set them, so they turn nothing off here unless the settings list them. A listed switch makes the
-//! container ask for whole GPUs, which are granted like any other request. A switch is on for the values that its own
-//! system treats as on.
+//! Image and pod can set them, so they turn nothing off here unless the settings list them. A listed switch
+//! makes the container ask for whole GPUs, which are granted like any other request. A switch is on for the
+//! values that its own system treats as on.
 
 use crate::dialect::{Off, Switch};
 use crate::dialects;
 use gpushare_claims::{Amount, Cap, Claim, Mode, Rank, Word, Words};
 
-/// Applies the switches that the settings list to the claims of other systems' variables. Returns a note for every
-/// switch that is on. A switch is a variable, so it changes no claim of a more trusted channel.
+/// Applies the switches that the settings list to the claims of other systems' variables. Returns a note for
+/// every switch that is on. A switch is a variable, so it changes no claim of a more trusted channel.
 pub(crate) fn apply(words: &Words, claims: &mut [Claim]) -> Vec<String> {
     on(words).map(|(switch, word)| apply_one(switch, word, words, claims)).collect()
 }

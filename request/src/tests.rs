@@ -253,7 +253,8 @@ fn a_bundle_that_is_run_again_gains_nothing_by_words_that_are_gone() {
     let told = of(&again(&first, folder, &granted), &volumes);
     assert!(told.is_err(), "the plugin's list is gone: {told:?}");
 
-    // Read as minors, the list names one GPU twice, so it is unclear to which GPU the limit at a position belongs.
+    // Read as minors, the list names one GPU twice, so it is unclear to which GPU the limit at a position
+    // belongs.
     let list = format!("0,{b}");
     let env = [named(&list), json!("CUDA_DEVICE_MEMORY_LIMIT_0=8g"), json!("CUDA_DEVICE_MEMORY_LIMIT=1g")];
     let env: Vec<&str> = env.iter().filter_map(Value::as_str).collect();

@@ -5,7 +5,8 @@ use gpushare_supervisor::abi::{switches::record, u32_at, u64_at};
 /// The process and context that occupy the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder {
-    /// PID of the process that made the context's client, in the host's namespace. RM's own work has [`u32::MAX`].
+    /// PID of the process that made the context's client, in the host's namespace. RM's own work has
+    /// [`u32::MAX`].
     pub pid: u32,
     /// RM's number of the context. RM never reuses it.
     pub context: u32,

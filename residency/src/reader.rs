@@ -23,8 +23,8 @@ const HEADER_MEMORY: u32 = 0x10;
 const LINE_MEMORY: u32 = 0x11;
 const BUFFER: u32 = 0x12;
 
-/// Delay after which all lines are there, in nanoseconds. RM looks every 33 ms, and the latest line we saw came after
-/// 43.
+/// Delay after which all lines are there, in nanoseconds. RM looks every 33 ms, and the latest line we saw
+/// came after 43.
 pub const DELAY: u64 = 60_000_000;
 
 /// The reason why a card's record cannot be read.
@@ -62,8 +62,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens the record of the card with this UUID. `control` is nvidiactl, and `gpu` the card's own file. Recording
-    /// ends when this value is dropped.
+    /// Opens the record of the card with this UUID. `control` is nvidiactl, and `gpu` the card's own file.
+    /// Recording ends when this value is dropped.
     ///
     /// # Errors
     /// [`Unavailable`], for a plain user, and on cards and drivers that keep no record.

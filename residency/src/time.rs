@@ -47,7 +47,8 @@ impl Engine {
 
     /// Adds a line of the record. A line that is out of order takes the time of the line before it.
     pub fn note(&mut self, event: Event) {
-        // A switch has two lines. The documentation does not say whether both share a number or each has its own.
+        // A switch has two lines. The documentation does not say whether both share a number or each has its
+        // own.
         let step = self.sequence.map_or(0, |last| event.sequence.wrapping_sub(last));
         self.sequence = Some(event.sequence);
         if step > 1 {
@@ -70,8 +71,8 @@ impl Engine {
         }
     }
 
-    /// Credits the holders with the time from the last settlement until this moment of the card's clock. All lines
-    /// until then must have been added.
+    /// Credits the holders with the time from the last settlement until this moment of the card's clock. All
+    /// lines until then must have been added.
     pub fn settle(&mut self, until: u64) -> Held {
         let mut held = Held { lost: std::mem::take(&mut self.lost), ..Held::default() };
         while let Some(event) = self.waiting.front().copied().filter(|event| event.at <= until) {
@@ -115,7 +116,8 @@ mod tests {
         Holder { pid: 1000 + context, context }
     }
 
-    /// Builds an engine that two contexts used in turn, 3 and 7 ms of each 10 ms. Switches take 0.1 ms of that.
+    /// Builds an engine that two contexts used in turn, 3 and 7 ms of each 10 ms. Switches take 0.1 ms of
+    /// that.
     fn two(until: u64, skipped: std::ops::Range<u16>) -> Engine {
         let mut engine = Engine::since(0);
         let mut sequence = 0;

@@ -1,16 +1,16 @@
 //! Reads the part of the command line that runc, crun and youki all parse alike.
 //!
-//! The runtimes differ in flags after the id, short forms, abbreviations and single dashes. A call that opens a bundle
-//! or ends a container is refused if they could parse it differently. Otherwise the wrapper might check one bundle and
-//! the low-level runtime start another. Other calls are passed on unread.
+//! The runtimes differ in flags after the id, short forms, abbreviations and single dashes. A call that opens
+//! a bundle or ends a container is refused if they could parse it differently. Otherwise the wrapper might
+//! check one bundle and the low-level runtime start another. Other calls are passed on unread.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-/// The flags of the whole program or of one command, in full. Includes flags that only one runtime knows: the other
-/// runtimes fail on them.
+/// The flags of the whole program or of one command, in full. Includes flags that only one runtime knows: the
+/// other runtimes fail on them.
 struct Flags {
     /// Flags that take a value.
     values: &'static [&'static str],
@@ -138,7 +138,8 @@ pub enum Command {
 /// Why a call is refused as unclear.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unclear {
-    /// An abbreviation, a long flag with a single dash, a short flag joined with its value, or an unknown flag.
+    /// An abbreviation, a long flag with a single dash, a short flag joined with its value, or an unknown
+    /// flag.
     #[error(
         "runtimes could read {word} in different ways; write each flag in full and by itself, as --flag VALUE"
     )]
@@ -216,8 +217,8 @@ impl Args {
         };
         args.command = match read {
             Ok(()) => args.command(&global).unwrap_or_else(Command::Unclear),
-            // The start of the command is unclear. If none of the words is a command of the wrapper, it is another
-            // call.
+            // The start of the command is unclear. If none of the words is a command of the wrapper, it is
+            // another call.
             Err(why) if words.iter().any(|word| flags_of(word).is_some()) => Command::Unclear(why),
             Err(_) if words.iter().any(|word| word == "exec") => Command::Exec,
             Err(_) if words.iter().any(|word| word == "checkpoint") => args.checkpoint(words),
@@ -264,8 +265,8 @@ impl Args {
 }
 
 impl Args {
-    /// Parses `exec`. Unlike the commands that open a bundle, it is never refused: a call that cannot be parsed has no
-    /// id.
+    /// Parses `exec`. Unlike the commands that open a bundle, it is never refused: a call that cannot be
+    /// parsed has no id.
     fn exec(&mut self, global: &Line, words: &[OsString]) -> Command {
         let mut line = Line::default();
         let read = line.read(words, &EXEC);
@@ -297,8 +298,8 @@ fn flags_of(word: &OsStr) -> Option<&'static Flags> {
     }
 }
 
-/// The value of `--config` as crun reads it. A relative path starts in the caller's folder, but the default name
-/// `config.json` itself means the bundle's file (`None`).
+/// The value of `--config` as crun reads it. A relative path starts in the caller's folder, but the default
+/// name `config.json` itself means the bundle's file (`None`).
 fn config(path: PathBuf) -> Result<Option<PathBuf>, Unclear> {
     if path.as_os_str() == "config.json" {
         return Ok(None);
@@ -369,8 +370,8 @@ impl<'a> Line<'a> {
         self.flags.iter().rposition(|(name, _)| names.iter().any(|known| name == known))
     }
 
-    /// The value of the last such flag as a path. An empty path is refused: some runtimes take it for the working
-    /// folder, others for an error.
+    /// The value of the last such flag as a path. An empty path is refused: some runtimes take it for the
+    /// working folder, others for an error.
     fn path(&self, names: &[&str]) -> Result<Option<PathBuf>, Unclear> {
         match self.last(names) {
             Some(value) if value.is_empty() => Err(unclear_value(OsStr::new(names[0]))),

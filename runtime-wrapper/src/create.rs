@@ -20,8 +20,8 @@ use crate::supervised::{self, Filter, Starting, around_bystander};
 const NO_RESTORE: &str = "a container with a share cannot be restored from a checkpoint, since its limits \
                           would not be applied; start it anew";
 
-/// Grants the bundle's request and becomes the low-level runtime. A bundle without a request is not changed. `began`
-/// is the start time of this process.
+/// Grants the bundle's request and becomes the low-level runtime. A bundle without a request is not changed.
+/// `began` is the start time of this process.
 pub fn create(args: &Args, config: &Config, began: Instant) -> Result<Infallible> {
     let runtime = exec::find(config)?;
     let bundle = open(args)?;
@@ -32,8 +32,8 @@ pub fn create(args: &Args, config: &Config, began: Instant) -> Result<Infallible
         return pass_on(&json, config, runtime, around_bystander(&json, config)).context(REFUSAL);
     }
     let key = key(args)?;
-    // After `create` the engine calls `delete`, which releases the share. A hook would be one more process in the life
-    // of every container.
+    // After `create` the engine calls `delete`, which releases the share. A hook would be one more process in
+    // the life of every container.
     let needs_poststop = args.command == Command::Run;
     let requester =
         Requester { container: &container, key: &key, bundle: &bundle, json, is_read: false, needs_poststop };
@@ -51,8 +51,8 @@ pub fn create(args: &Args, config: &Config, began: Instant) -> Result<Infallible
     .context(REFUSAL)
 }
 
-/// Becomes the low-level runtime for `restore`. Refuses a container with a share, because a restored one gets neither
-/// hooks nor mounts.
+/// Becomes the low-level runtime for `restore`. Refuses a container with a share, because a restored one gets
+/// neither hooks nor mounts.
 pub fn restore(args: &Args, config: &Config) -> Result<Infallible> {
     let json = open(args)?.json()?;
     if is_request(&config.container(&json), &config.request) {
@@ -61,8 +61,8 @@ pub fn restore(args: &Args, config: &Config) -> Result<Infallible> {
     pass_on(&json, config, exec::find(config)?, Filter::None).context(REFUSAL)
 }
 
-/// `create` and `restore` with unusable settings. A bundle with a request gets the error `slip`; any other needs no
-/// settings. `config` has the settings that could be salvaged.
+/// `create` and `restore` with unusable settings. A bundle with a request gets the error `slip`; any other
+/// needs no settings. `config` has the settings that could be salvaged.
 pub fn without_settings(args: &Args, config: &Config, slip: ConfigError) -> Result<Infallible> {
     let json = open(args)?.json()?;
     if may_ask(&config.container(&json)) {
@@ -71,13 +71,14 @@ pub fn without_settings(args: &Args, config: &Config, slip: ConfigError) -> Resu
     pass_on(&json, config, exec::find(config)?, Filter::None)
 }
 
-/// Whether some settings would find a request, valid or not, in this container. The default ones read every source.
+/// Whether some settings would find a request, valid or not, in this container. The default ones read every
+/// source.
 fn may_ask(container: &Container) -> bool {
     is_request(container, &Policy::default())
 }
 
-/// Becomes the low-level runtime for a bundle without a request. Refuses a bundle that still has the edits of an
-/// earlier grant.
+/// Becomes the low-level runtime for a bundle without a request. Refuses a bundle that still has the edits of
+/// an earlier grant.
 fn pass_on(json: &Value, config: &Config, runtime: &Path, filter: Filter) -> Result<Infallible> {
     refuse_previous_plan(json, &config.paths.hook)?;
     exec::low_level_under(runtime, filter)
@@ -87,7 +88,8 @@ fn open(args: &Args) -> Result<Bundle, BundleError> {
     Bundle::open(&args.bundle, args.config.as_deref())
 }
 
-/// The lease's key: runtime root and container id. Checks the id before any path or argument is built from it.
+/// The lease's key: runtime root and container id. Checks the id before any path or argument is built from
+/// it.
 pub fn key(args: &Args) -> Result<LeaseKey> {
     let container = args.id.clone().context("the command line names no container id")?;
     let root = args.root.as_deref().map(canonical).unwrap_or_default();

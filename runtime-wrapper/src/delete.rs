@@ -1,9 +1,10 @@
-//! `delete`: releases the share of a container that has ended, and lets the low-level runtime delete the container.
+//! `delete`: releases the share of a container that has ended, and lets the low-level runtime delete the
+//! container.
 //!
-//! The share of a container that has ended is released first. A container that still lives may be ended by the
-//! low-level runtime (`delete --force`), so its share is released after that. A container that the runtime does not
-//! know is killed first ([`orphan`]). The share of a container that lives on stays: if it were released early, it
-//! would be granted twice.
+//! The share of a container that has ended is released first. A container that still lives may be ended by
+//! the low-level runtime (`delete --force`), so its share is released after that. A container that the
+//! runtime does not know is killed first ([`orphan`]). The share of a container that lives on stays: if it
+//! were released early, it would be granted twice.
 
 use std::convert::Infallible;
 use std::os::unix::process::ExitStatusExt;
@@ -19,8 +20,8 @@ use gpushare_quota::{Lease, LeaseKey, Release, ReleaseReason, StateFolder, Store
 use crate::args::Args;
 use crate::{create, exec, orphan};
 
-/// Releases the share if its holder is proved to have ended, before or after the low-level runtime's work, and exits
-/// with that runtime's status. Refuses an id that is a path.
+/// Releases the share if its holder is proved to have ended, before or after the low-level runtime's work,
+/// and exits with that runtime's status. Refuses an id that is a path.
 pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     if let Some(id) = args.id.as_deref().filter(|id| leads_elsewhere(id)) {
         bail!("container id {id:?} is a path, and no name of a container");
@@ -36,8 +37,8 @@ pub fn delete(args: &Args, config: &Config) -> Result<Infallible> {
     exit(ended.code().or_else(|| ended.signal().map(|signal| 128 + signal)).unwrap_or(1))
 }
 
-/// Whether the id is a path. crun 1.8 deletes the folder at that path relative to its root, which may be any folder of
-/// the host.
+/// Whether the id is a path. crun 1.8 deletes the folder at that path relative to its root, which may be any
+/// folder of the host.
 fn leads_elsewhere(id: &str) -> bool {
     id.contains('/') || matches!(id, "" | "." | "..")
 }
@@ -84,7 +85,8 @@ impl Share {
         Some(Self::Told { state: StateFolder::open(&config.paths.state).ok()?, lease })
     }
 
-    /// Releases it after the low-level runtime's work. `deleted`: that runtime knew the container and has deleted it.
+    /// Releases it after the low-level runtime's work. `deleted`: that runtime knew the container and has
+    /// deleted it.
     fn give_back(&self, key: &LeaseKey, deleted: bool) {
         match self {
             Self::Held(held) => {
@@ -93,8 +95,8 @@ impl Share {
                 while deleted && holder.lives() && start.elapsed() < orphan::DEADLINE {
                     sleep(Duration::from_millis(2));
                 }
-                // Other processes in the container's cgroup are not its own: it is deleted, and its first process has
-                // ended.
+                // Other processes in the container's cgroup are not its own: it is deleted, and its first
+                // process has ended.
                 let whose = if deleted && !holder.lives() { Whose::Anyones } else { Whose::GoneOnes };
                 held.give_back(key, whose);
             }

@@ -44,14 +44,14 @@ pub fn find(config: &Config) -> Result<&Path> {
     Ok(runtime)
 }
 
-/// Replaces this process with `runtime`, with the same arguments, environment, working directory, descriptors and
-/// signals. Returns only on failure.
+/// Replaces this process with `runtime`, with the same arguments, environment, working directory, descriptors
+/// and signals. Returns only on failure.
 pub fn low_level(runtime: &Path) -> Result<Infallible> {
     low_level_under(runtime, Filter::None)
 }
 
-/// Like [`low_level`], with a filter around the runtime and all processes that it starts. After a failure this process
-/// must do nothing else: the filter stays.
+/// Like [`low_level`], with a filter around the runtime and all processes that it starts. After a failure
+/// this process must do nothing else: the filter stays.
 ///
 /// Does not use `Command::exec`, which resets signals and their mask for Rust programs.
 pub fn low_level_under(runtime: &Path, filter: Filter) -> Result<Infallible> {
@@ -65,9 +65,10 @@ pub fn low_level_under(runtime: &Path, filter: Filter) -> Result<Infallible> {
     Err(io::Error::from(error)).with_context(|| cannot_run(runtime))
 }
 
-/// Runs `runtime` to its end with the same arguments, environment, working directory and standard descriptors. The
-/// runtime ignores SIGXFSZ, as this process does, and no signal that the engine had ignored. It ends with this
-/// process: an engine that kills a call and repeats it must not find the first one still at work.
+/// Runs `runtime` to its end with the same arguments, environment, working directory and standard
+/// descriptors. The runtime ignores SIGXFSZ, as this process does, and no signal that the engine had ignored.
+/// It ends with this process: an engine that kills a call and repeats it must not find the first one still at
+/// work.
 ///
 /// # Errors
 /// When it cannot be started.
@@ -79,7 +80,8 @@ pub fn low_level_to_its_end(runtime: &Path) -> Result<ExitStatus> {
     call.status().with_context(|| cannot_run(runtime))
 }
 
-/// Returns the bundle of the container `args.id` according to `runtime`; `None` if it does not know the container.
+/// Returns the bundle of the container `args.id` according to `runtime`; `None` if it does not know the
+/// container.
 pub fn bundle_of(runtime: &Path, args: &Args) -> Option<PathBuf> {
     inherited::await_children();
     let mut state = Command::new(runtime);

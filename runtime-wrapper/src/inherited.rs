@@ -1,8 +1,8 @@
-//! Restores the process state that Rust's start-up or the wrapper changes, so that the low-level runtime inherits it
-//! as the engine set it.
+//! Restores the process state that Rust's start-up or the wrapper changes, so that the low-level runtime
+//! inherits it as the engine set it.
 //!
-//! Before `main`, Rust ignores SIGPIPE and opens /dev/null in place of a closed standard descriptor. So a function in
-//! `.init_array`, which the loader calls (System V ABI, 5.3), records the state earlier.
+//! Before `main`, Rust ignores SIGPIPE and opens /dev/null in place of a closed standard descriptor. So a
+//! function in `.init_array`, which the loader calls (System V ABI, 5.3), records the state earlier.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
@@ -18,8 +18,8 @@ use nix::unistd::{getpid, getppid};
 
 static WERE_CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 static WAS_IGNORED: [AtomicBool; 4] = [const { AtomicBool::new(false) }; 4];
-/// The signals that are changed: SIGPIPE by Rust, SIGXFSZ by the wrapper, SIGALRM by a wait for the quota store,
-/// SIGCHLD by a wait for a child.
+/// The signals that are changed: SIGPIPE by Rust, SIGXFSZ by the wrapper, SIGALRM by a wait for the quota
+/// store, SIGCHLD by a wait for a child.
 const SIGNALS: [c_int; 4] = [libc::SIGPIPE, libc::SIGXFSZ, libc::SIGALRM, libc::SIGCHLD];
 
 #[used]
@@ -51,7 +51,8 @@ pub fn restore() {
     }
 }
 
-/// Lets this process wait for children: if it inherited SIGCHLD as ignored, it would not get their exit status.
+/// Lets this process wait for children: if it inherited SIGCHLD as ignored, it would not get their exit
+/// status.
 pub fn await_children() {
     // SAFETY: the default action runs no handler of this program.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };

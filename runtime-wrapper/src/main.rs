@@ -1,8 +1,8 @@
 //! The OCI runtime that engines call. It grants a share at `create`, then becomes the low-level runtime.
 //!
 //! Calls other than `create`, `run`, `exec`, `checkpoint`, `restore` and `delete` go to the low-level runtime
-//! immediately, and so does a container without a request. On success this process never exits by itself: execve keeps
-//! its pid, parent and descriptors.
+//! immediately, and so does a container without a request. On success this process never exits by itself:
+//! execve keeps its pid, parent and descriptors.
 #![deny(unsafe_code)]
 
 mod args;
@@ -37,7 +37,8 @@ fn run(args: &Args, began: Instant) -> Result<Infallible> {
     if let Command::Unclear(why) = &args.command {
         return Err(why.clone().into());
     }
-    // A mistake in the settings must not prevent stopping containers, or starting those that need no settings.
+    // A mistake in the settings must not prevent stopping containers, or starting those that need no
+    // settings.
     let (config, slip) = match Config::load() {
         Ok(config) => (config, None),
         Err(error) => match Config::salvaged(None) {

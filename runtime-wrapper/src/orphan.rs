@@ -1,7 +1,8 @@
 //! Ends a container that its low-level runtime does not know.
 //!
-//! If a runtime is killed after it ran the hooks and before it recorded the container, the init stays alive, waits for
-//! `start` forever and holds its lease. The engine's `delete --force` then finds no container and does nothing.
+//! If a runtime is killed after it ran the hooks and before it recorded the container, the init stays alive,
+//! waits for `start` forever and holds its lease. The engine's `delete --force` then finds no container and
+//! does nothing.
 
 use std::env;
 use std::fs;
@@ -15,8 +16,8 @@ use nix::unistd::Pid;
 
 use crate::args::Args;
 
-/// Files in which a runtime records a container, in the container's folder below its root: crun writes the first, runc
-/// and youki the second.
+/// Files in which a runtime records a container, in the container's folder below its root: crun writes the
+/// first, runc and youki the second.
 const RECORDS: [&str; 2] = ["status", "state.json"];
 /// How long to wait for a killed container to end.
 pub const DEADLINE: Duration = Duration::from_secs(2);
@@ -38,8 +39,8 @@ pub fn is_known(key: &LeaseKey, args: &Args, runtime: &Path) -> bool {
     roots(args, runtime).iter().any(|root| is_recorded(&root.join(&key.container)))
 }
 
-/// The runtime roots that may contain the container's record: the one that the engine names, else the runtime's
-/// defaults.
+/// The runtime roots that may contain the container's record: the one that the engine names, else the
+/// runtime's defaults.
 fn roots(args: &Args, runtime: &Path) -> Vec<PathBuf> {
     if let Some(root) = &args.root {
         return vec![root.clone()];

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use crate::args::{Args, Command};
 
-/// Reports the error to the engine, and to gpushare's own log and history if it refused a container. Ignores a log
-/// that cannot be written.
+/// Reports the error to the engine, and to gpushare's own log and history if it refused a container. Ignores
+/// a log that cannot be written.
 pub fn failure(args: &Args, error: &anyhow::Error) {
     let text = format!("gpushare-runtime: {}", gpushare_inject::one_line(error.as_ref()));
     if matches!(args.command, Command::Create | Command::Run | Command::Restore) {

@@ -1,5 +1,5 @@
-//! Puts a container's processes under its supervisor: `create` starts the supervisor, and each filter's listener is
-//! passed to it.
+//! Puts a container's processes under its supervisor: `create` starts the supervisor, and each filter's
+//! listener is passed to it.
 
 use std::convert::Infallible;
 use std::io;
@@ -119,8 +119,8 @@ pub fn around_bystander(json: &Value, config: &Config) -> Filter {
     if denies { Filter::DeniedIfPossible } else { Filter::None }
 }
 
-/// `exec`: a process that is added to a supervised container gets the same supervisor. If that fails, it gets no GPU
-/// memory.
+/// `exec`: a process that is added to a supervised container gets the same supervisor. If that fails, it gets
+/// no GPU memory.
 pub fn exec(args: &Args, config: &Config) -> Result<Infallible> {
     let filter = filter_of(args, config);
     if matches!(filter, Filter::Reported { .. } | Filter::Denied) {
@@ -155,8 +155,8 @@ fn filter_of(args: &Args, config: &Config) -> Filter {
     }
 }
 
-/// The filter around a process that is added to an unsupervised container. There is no record of such a container: the
-/// runtime has its bundle.
+/// The filter around a process that is added to an unsupervised container. There is no record of such a
+/// container: the runtime has its bundle.
 fn of_bystander(args: &Args, config: &Config) -> Filter {
     if !config.denies_bystanders {
         return Filter::None;

@@ -1,7 +1,7 @@
 //! A supervisor's orders to the card for its container, from one step to the next.
 //!
-//! The supervisor requests orders at each step, performs them, and reports when channels had been stopped. The next
-//! step is due when the orders expire, or when something has changed.
+//! The supervisor requests orders at each step, performs them, and reports when channels had been stopped.
+//! The next step is due when the orders expire, or when something has changed.
 
 use crate::Card;
 use crate::slices::Slices;
@@ -80,8 +80,8 @@ impl Controller {
         Orders { running: Running::Paused, slice: None, until: now + u64::from(card.frame.length()) }
     }
 
-    /// Returns the orders at `now`, a moment of the clock that counts frames, for the container of this lease. It has
-    /// `groups` channel groups here that take turns, and stopping it takes `calls` calls.
+    /// Returns the orders at `now`, a moment of the clock that counts frames, for the container of this
+    /// lease. It has `groups` channel groups here that take turns, and stopping it takes `calls` calls.
     pub fn step(&mut self, card: &Card, lease: i64, now: u64, (groups, calls): (u32, u32)) -> Orders {
         let stretch = card.stretch(lease, now, calls, &mut self.overrun);
         let slices = card.slices(lease);
@@ -107,14 +107,15 @@ impl Controller {
         Orders { running, slice, until }
     }
 
-    /// Resets everything but debts when the container has no channel left. A container that comes back still owes.
+    /// Resets everything but debts when the container has no channel left. A container that comes back still
+    /// owes.
     pub fn leave(&mut self) {
         *self = Self { overrun: std::mem::take(&mut self.overrun), ..Self::default() };
     }
 
-    /// Records when the calls began and ended that stopped all channels of this lease's container. GPU time after the
-    /// end of its window becomes a debt. `card` is the state after the calls: it shows which other containers had
-    /// started.
+    /// Records when the calls began and ended that stopped all channels of this lease's container. GPU time
+    /// after the end of its window becomes a debt. `card` is the state after the calls: it shows which other
+    /// containers had started.
     pub fn stopped(&mut self, card: &Card, lease: i64, (began, ended): (u64, u64), calls: u32) {
         let Some(due) = self.due.take() else { return };
         let took = ended.saturating_sub(began).saturating_sub(STOP * u64::from(calls));

@@ -51,8 +51,8 @@ impl Frame {
         self.0 / 100 * percent.min(100)
     }
 
-    /// Returns the microseconds that windows may take in total, depending on whether containers without a window share
-    /// the card.
+    /// Returns the microseconds that windows may take in total, depending on whether containers without a
+    /// window share the card.
     pub fn room(self, is_beside_others: bool) -> u32 {
         if is_beside_others { self.share(100 - Self::RESERVE) } else { self.0 }
     }
@@ -63,8 +63,8 @@ impl Frame {
         (now / length, u32::try_from(now % length).unwrap_or(0))
     }
 
-    /// Returns the first place for a window between those that are taken: whole if one fits, otherwise in two pieces.
-    /// Returns `None` if there is none, and all windows must be [repacked](Self::packed).
+    /// Returns the first place for a window between those that are taken: whole if one fits, otherwise in two
+    /// pieces. Returns `None` if there is none, and all windows must be [repacked](Self::packed).
     pub fn first_fit(self, taken: &[Piece], length: u32) -> Option<Place> {
         let free = self.free(taken);
         if let Some(gap) = free.iter().find(|gap| gap.length >= length) {

@@ -1,8 +1,8 @@
 //! Schedules the programs of containers on a card, from outside of the containers.
 //!
-//! A card's own scheduler runs each channel group for its slice, in turn with the others. It never runs a group whose
-//! channels are stopped. This crate computes a supervisor's orders to the card. It performs nothing and has no clock,
-//! so tests can simulate whole days in a second.
+//! A card's own scheduler runs each channel group for its slice, in turn with the others. It never runs a
+//! group whose channels are stopped. This crate computes a supervisor's orders to the card. It performs
+//! nothing and has no clock, so tests can simulate whole days in a second.
 //!
 //! | policy | how | module |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | `latency` | a long slice, beside the shortest ones for the others, which run one after the other | both |
 //! | a ceiling | slices, in a window of what `fixed` containers leave | both |
 //!
-//! All times are microseconds. On an H200 with driver 580, stopping a container's channels takes one call of 500,
-//! starting them one of 300, and a switch between two groups costs 185 of GPU time.
+//! All times are microseconds. On an H200 with driver 580, stopping a container's channels takes one call of
+//! 500, starting them one of 300, and a switch between two groups costs 185 of GPU time.
 
 pub mod controller;
 pub mod frame;
@@ -34,8 +34,8 @@ pub enum Policy {
         /// The most that it gets, in per cent of the time that `fixed` containers leave; 100 is no ceiling.
         ceiling: u32,
     },
-    /// Low latency: while it is present, the others get the shortest slices, one group at a time. It falls back to its
-    /// share if it uses more than that.
+    /// Low latency: while it is present, the others get the shortest slices, one group at a time. It falls
+    /// back to its share if it uses more than that.
     Latency {
         /// Per cent of the card.
         share: u32,
@@ -55,18 +55,19 @@ pub struct Recorded {
     pub stay: u32,
 }
 
-/// Whether a container exceeds its share of `share` per cent after it used `used` microseconds of the last second.
-/// `was_over` is the previous result: a container that was over stays over until its use drops to 90 % of the share,
-/// because one that reaches its share in a window of that size is still over it.
+/// Whether a container exceeds its share of `share` per cent after it used `used` microseconds of the last
+/// second. `was_over` is the previous result: a container that was over stays over until its use drops to 90
+/// % of the share, because one that reaches its share in a window of that size is still over it.
 pub fn is_over(was_over: bool, used: u64, share: u32) -> bool {
     const PER_CENT: u64 = 10_000;
     let share = u64::from(share) * PER_CENT;
     used > share || (was_over && used > share * 9 / 10)
 }
 
-/// Returns the mean length of a turn in microseconds, for a container that used `used` microseconds of the last second
-/// in `taken` turns. Returns 0 if there were no turns, or if the container reached its share. Others make room while
-/// the last figure `before` was not 0, so the share then counts as reached only if it is clearly exceeded.
+/// Returns the mean length of a turn in microseconds, for a container that used `used` microseconds of the
+/// last second in `taken` turns. Returns 0 if there were no turns, or if the container reached its share.
+/// Others make room while the last figure `before` was not 0, so the share then counts as reached only if it
+/// is clearly exceeded.
 pub fn stay(before: u32, used: u64, taken: u32, share: u32) -> u32 {
     let most = u64::from(share) * if before > 0 { 11_500 } else { 9_500 };
     let is_short = taken > 0 && used < most;
@@ -74,8 +75,8 @@ pub fn stay(before: u32, used: u64, taken: u32, share: u32) -> u32 {
 }
 
 impl Policy {
-    /// Returns the policy in force, given the record. Without a record nothing shows which container exceeds its
-    /// share, so none gets precedence.
+    /// Returns the policy in force, given the record. Without a record nothing shows which container exceeds
+    /// its share, so none gets precedence.
     #[must_use]
     pub fn in_force(self, recorded: Option<Recorded>) -> Self {
         match (self, recorded) {
@@ -100,8 +101,8 @@ pub struct Tenant {
     pub working: u32,
     /// Whether none of its groups had the engine recently, according to the card's own record.
     pub rests: bool,
-    /// Microseconds by which its current or next window is shortened to pay for earlier overruns. For a supervisor's
-    /// own lease this is the figure of the lease's other supervisors.
+    /// Microseconds by which its current or next window is shortened to pay for earlier overruns. For a
+    /// supervisor's own lease this is the figure of the lease's other supervisors.
     pub pays: u32,
     /// When its channels were last started, in microseconds of the clock that counts frames; 0 if unknown.
     pub started: u64,
@@ -111,8 +112,8 @@ pub struct Tenant {
     pub stint: u32,
 }
 
-/// Returns how many of a container's `groups` channel groups work, given the card's own record. At least one counts if
-/// there are any, working or not, because it may begin at any time.
+/// Returns how many of a container's `groups` channel groups work, given the card's own record. At least one
+/// counts if there are any, working or not, because it may begin at any time.
 pub fn working(groups: u32, recorded: Option<Recorded>) -> u32 {
     recorded.map_or(groups, |recorded| recorded.working.clamp(groups.min(1), groups))
 }

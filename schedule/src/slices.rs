@@ -1,13 +1,14 @@
 //! Computes how long the channel groups of containers without a window run at a time.
 //!
-//! The card gives each group its slice in turn. A container's part of a round is proportional to its share, however
-//! many groups it has. It pays for the switches to its own groups.
+//! The card gives each group its slice in turn. A container's part of a round is proportional to its share,
+//! however many groups it has. It pays for the switches to its own groups.
 
 use crate::{Card, Policy, Tenant};
 
 /// Microseconds of a round for each working group.
 const FOR_EACH: u32 = 6_000;
-/// Most groups of one container that lengthen the round. Without a bound, its neighbours would wait for all of them.
+/// Most groups of one container that lengthen the round. Without a bound, its neighbours would wait for all
+/// of them.
 const MOST_COUNTED: u32 = 2;
 /// The longest round.
 const LONGEST: u32 = 30_000;
@@ -38,8 +39,8 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Returns which of `groups` working groups run now: the first one, and how many from there, wrapping around.
-    /// Returns `None` if all can run at once.
+    /// Returns which of `groups` working groups run now: the first one, and how many from there, wrapping
+    /// around. Returns `None` if all can run at once.
     pub fn turn(&self, groups: u32, now: u64) -> Option<(u32, u32)> {
         if self.at_once >= groups {
             return None;
@@ -104,8 +105,8 @@ impl Card<'_> {
     }
 }
 
-/// Returns the round in which `used` microseconds are the part `weight` of `all`. Other containers pay for the
-/// switches of a short round, so it is never so short that they lose more than 8 % of the card.
+/// Returns the round in which `used` microseconds are the part `weight` of `all`. Other containers pay for
+/// the switches of a short round, so it is never so short that they lose more than 8 % of the card.
 fn round_for(used: u64, weight: u64, all: u64) -> u32 {
     const SWITCHES: u64 = 400;
     let (weight, others) = (weight.max(1), all.saturating_sub(weight).max(1));
@@ -161,9 +162,9 @@ fn promised(tenant: &Tenant) -> u32 {
     }
 }
 
-/// Returns the part of its allowed time that a container with a ceiling needs to reach its share. The part includes
-/// half of what its switches take, because its time begins with another container's slice and ends in the middle of
-/// one.
+/// Returns the part of its allowed time that a container with a ceiling needs to reach its share. The part
+/// includes half of what its switches take, because its time begins with another container's slice and ends
+/// in the middle of one.
 fn part_of_window(tenant: &Tenant) -> Option<u64> {
     match tenant.policy {
         Policy::Burst { share, ceiling } if ceiling < 100 => {

@@ -1,8 +1,8 @@
 //! Detects containers that give their slices away.
 //!
-//! A program that waits for each kernel runs out of work in the middle of its slice, and the card moves on. Other
-//! containers use their slices in full, so it falls behind its share. Its supervisor sees the short turns in the
-//! card's record and publishes their length. All supervisors then shorten the round.
+//! A program that waits for each kernel runs out of work in the middle of its slice, and the card moves on.
+//! Other containers use their slices in full, so it falls behind its share. Its supervisor sees the short
+//! turns in the card's record and publishes their length. All supervisors then shorten the round.
 
 /// Age of the oldest turn in the record's figure, in microseconds: a second, plus the delay of the record.
 const RECORDED: u64 = 1_200_000;
@@ -33,7 +33,8 @@ impl Stint {
         self.shortest[0] = self.shortest[0].min(slice);
     }
 
-    /// Updates the figure from `stay`, the mean length of a turn in the last second; 0 if there were no turns.
+    /// Updates the figure from `stay`, the mean length of a turn in the last second; 0 if there were no
+    /// turns.
     pub(crate) fn judge(&mut self, now: u64, stay: u32) {
         if now < self.again {
             return;

@@ -1,16 +1,16 @@
 //! Decides when a container runs, and when it is stopped.
 //!
-//! All other containers are stopped during the window of a container that is present. Containers without a window get
-//! the rest of a frame. A window is therefore both a guarantee and a cap.
+//! All other containers are stopped during the window of a container that is present. Containers without a
+//! window get the rest of a frame. A window is therefore both a guarantee and a cap.
 
 use crate::frame::{Piece, Place};
 use crate::slices::{by_share, each_of_left};
 use crate::{Card, Policy, Tenant};
 
-/// How many microseconds before its window a container is started if it follows another one. The stop of the first and
-/// the start of the second then overlap, and the card idles no longer than a switch takes. A container without a
-/// predecessor would exceed its share this way. If the predecessor pays for an overrun, its successor starts earlier
-/// by the same amount, because the overrun was at its cost.
+/// How many microseconds before its window a container is started if it follows another one. The stop of the
+/// first and the start of the second then overlap, and the card idles no longer than a switch takes. A
+/// container without a predecessor would exceed its share this way. If the predecessor pays for an overrun,
+/// its successor starts earlier by the same amount, because the overrun was at its cost.
 const EARLY: u32 = 300;
 /// Mean remainder of the driver's 2 ms slice when another container starts, in microseconds.
 const SLICE_LEFT: u64 = 1_000;
@@ -39,7 +39,8 @@ pub struct Overrun {
 }
 
 impl Overrun {
-    /// Largest debt, in microseconds. A program stopped for longer in a debugger, or a suspended machine, starts over.
+    /// Largest debt, in microseconds. A program stopped for longer in a debugger, or a suspended machine,
+    /// starts over.
     const MOST: u64 = 1_000_000;
 
     /// Adds microseconds that the container ran outside of its windows, for whatever reason.
@@ -53,7 +54,8 @@ impl Overrun {
         self.now
     }
 
-    /// Returns the largest payment: half of the window, or all of every second window if the debt exceeds two windows.
+    /// Returns the largest payment: half of the window, or all of every second window if the debt exceeds two
+    /// windows.
     fn most(&self) -> u32 {
         let was_left_out = self.paid.is_some_and(|(_, paid)| paid >= self.window);
         let is_large = self.owed > 2 * u64::from(self.window) && !was_left_out;
@@ -77,8 +79,8 @@ impl Overrun {
 }
 
 impl Card<'_> {
-    /// Returns whether the container of this lease runs at `now`, a moment of the clock that counts frames. Stopping
-    /// it takes `calls` calls, each for up to 64 channels.
+    /// Returns whether the container of this lease runs at `now`, a moment of the clock that counts frames.
+    /// Stopping it takes `calls` calls, each for up to 64 channels.
     pub fn stretch(&self, lease: i64, now: u64, calls: u32, overrun: &mut Overrun) -> Stretch {
         let (number, at) = self.frame.position(now);
         let begin = now - u64::from(at);
@@ -128,8 +130,8 @@ impl Card<'_> {
         Stretch { runs: false, until: begin + u64::from(next_start) }
     }
 
-    /// Returns when the calls for this piece of a window start and end, both in one frame's time. `whole` is the piece
-    /// without payments.
+    /// Returns when the calls for this piece of a window start and end, both in one frame's time. `whole` is
+    /// the piece without payments.
     fn run(&self, tenant: &Tenant, piece: Piece, whole: &Piece, lead: u32) -> (u32, u32) {
         let length = self.frame.length();
         let passed = self.passed(tenant, whole, self.tenants.len()).min(piece.length / 2);
@@ -159,8 +161,8 @@ impl Card<'_> {
         self.tenants.iter().any(leaves).then(|| EARLY + given().min(most))
     }
 
-    /// Returns the payment of the container whose window ends at `start`, and what it passes on. `depth` bounds the
-    /// recursion.
+    /// Returns the payment of the container whose window ends at `start`, and what it passes on. `depth`
+    /// bounds the recursion.
     fn given(&self, tenant: &Tenant, start: u32, depth: usize) -> u32 {
         let length = self.frame.length();
         let others = self.tenants.iter().filter(|other| other.lease != tenant.lease && other.is_present);
@@ -175,9 +177,9 @@ impl Card<'_> {
         others.filter_map(of).max().unwrap_or(0).min(length / 2)
     }
 
-    /// Returns the rest of a predecessor's payment that is longer than this window. The window ends earlier by the
-    /// rest, so that its successor gets it. Only a skipped window is passed on: after a shortened one the predecessor
-    /// probably overruns again, into the moved window.
+    /// Returns the rest of a predecessor's payment that is longer than this window. The window ends earlier
+    /// by the rest, so that its successor gets it. Only a skipped window is passed on: after a shortened one
+    /// the predecessor probably overruns again, into the moved window.
     fn passed(&self, tenant: &Tenant, piece: &Piece, depth: usize) -> u32 {
         let length = self.frame.length();
         let is_left_out = |other: &Tenant| match &other.policy {
@@ -194,8 +196,8 @@ impl Card<'_> {
         self.given(tenant, piece.start, depth).saturating_sub(piece.length)
     }
 
-    /// Returns the GPU time of a container that should have stopped at `due` and ran until `until`. Once other
-    /// containers have started and its slice is over, its groups get only their part.
+    /// Returns the GPU time of a container that should have stopped at `due` and ran until `until`. Once
+    /// other containers have started and its slice is over, its groups get only their part.
     pub(crate) fn overran(&self, lease: i64, due: u64, until: u64) -> u64 {
         const BEFORE: u64 = 1_000;
         let is_beside = |other: &&Tenant| {
@@ -228,8 +230,9 @@ impl Card<'_> {
         }
     }
 
-    /// While a latency container is present, the other containers split the time that windows leave, one after the
-    /// other and in proportion to their shares. Their slices are so short that switching between them would cost more.
+    /// While a latency container is present, the other containers split the time that windows leave, one
+    /// after the other and in proportion to their shares. Their slices are so short that switching between
+    /// them would cost more.
     fn part_beside_latency(&self, tenant: &Tenant) -> Place {
         let has_part = |other: &&Tenant| {
             let works = other.lease == tenant.lease || (other.is_present && !other.rests);
@@ -401,7 +404,8 @@ mod tests {
     fn beside_one_that_is_answered_at_once_the_others_have_what_windows_leave_in_turn() {
         let latency = Tenant { policy: Policy::Latency { share: 20 }, ..burst(1, 100) };
         let free = Tenant { policy: Policy::Unlimited, ..burst(4, 100) };
-        // A window takes 10 ms. Two containers get 30 parts each of the rest, and one gets the 40 that are left.
+        // A window takes 10 ms. Two containers get 30 parts each of the rest, and one gets the 40 that are
+        // left.
         let tenants = [fixed(9, 0, 10_000), latency.clone(), burst(2, 100), burst(3, 20), free];
         assert_eq!(calls(&tenants, 1), [(0, false), (9_700, true), (50_000, false), (59_700, true)]);
         assert_eq!(

@@ -1,8 +1,10 @@
-//! The binary interface of NVIDIA's resource manager (RM) as programs call it by `ioctl`: numbers, sizes and offsets.
+//! The binary interface of NVIDIA's resource manager (RM) as programs call it by `ioctl`: numbers, sizes and
+//! offsets.
 //!
-//! RM dispatches a call by its number and size alone and ignores its type and direction. Most structures are the same
-//! in all releases from 515 to 595; [`Era`] has those that differ. The values come from the headers of NVIDIA's open
-//! kernel modules. A test compares them with a table that a C compiler printed for each release.
+//! RM dispatches a call by its number and size alone and ignores its type and direction. Most structures are
+//! the same in all releases from 515 to 595; [`Era`] has those that differ. The values come from the headers
+//! of NVIDIA's open kernel modules. A test compares them with a table that a C compiler printed for each
+//! release.
 
 mod class;
 mod era;
@@ -73,8 +75,8 @@ impl Status {
     pub const INVALID_PARENT: Self = Self(0x36);
 }
 
-/// Sizes in bytes and offsets of NVOS21_PARAMETERS, the short form of [`number::ALLOC`], and of the fields that the
-/// long form NVOS64_PARAMETERS has at the same offsets.
+/// Sizes in bytes and offsets of NVOS21_PARAMETERS, the short form of [`number::ALLOC`], and of the fields
+/// that the long form NVOS64_PARAMETERS has at the same offsets.
 pub mod alloc {
     /// Size of the short form.
     pub const SHORT: usize = 32;
@@ -184,8 +186,8 @@ pub mod heap {
     pub const HW_FREE: u32 = 20;
     /// data.HwFree.hResourceHandle, u32.
     pub const HW_HANDLE: usize = 40;
-    /// Functions that only query, or change the compression of existing memory: INFO, REACQUIRE_COMPR, RELEASE_COMPR,
-    /// GET_MEM_ALIGNMENT.
+    /// Functions that only query, or change the compression of existing memory: INFO, REACQUIRE_COMPR,
+    /// RELEASE_COMPR, GET_MEM_ALIGNMENT.
     pub const HARMLESS: [u32; 4] = [5, 15, 16, 18];
     /// AllocTiledPitchHeight.height, u32.
     pub const HEIGHT: usize = 56;
@@ -355,8 +357,8 @@ pub mod uuid_of_id {
     pub const LENGTH: usize = 264;
 }
 
-/// Control calls that stop and start channels, which they name by client and handle. RM lets any caller name any
-/// client's channels.
+/// Control calls that stop and start channels, which they name by client and handle. RM lets any caller name
+/// any client's channels.
 pub mod channels {
     /// Number and byte offsets of one of these calls.
     #[derive(Clone, Copy, Debug)]
@@ -383,8 +385,8 @@ pub mod channels {
     pub const LISTS: [List; 3] = [STOP, STOP_FOR_KEYS, ROTATE_KEYS];
     /// bDisable of [`STOP`], u8: 0 starts the channels.
     pub const STOPS: usize = 0;
-    /// NVA06C_CTRL_CMD_GPFIFO_SCHEDULE of a group, and NVA06F_CTRL_CMD_GPFIFO_SCHEDULE of a channel. They schedule it
-    /// for the first time.
+    /// NVA06C_CTRL_CMD_GPFIFO_SCHEDULE of a group, and NVA06F_CTRL_CMD_GPFIFO_SCHEDULE of a channel. They
+    /// schedule it for the first time.
     pub const SCHEDULE: [u32; 2] = [0xa06c_0101, 0xa06f_0103];
 }
 

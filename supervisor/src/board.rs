@@ -1,11 +1,11 @@
-//! A GPU's board: a shared page on which each supervisor publishes how its container shares the GPU and whether it
-//! works. All supervisors can then see which windows are in use. Each supervisor writes its own line only, so none
-//! waits for another.
+//! A GPU's board: a shared page on which each supervisor publishes how its container shares the GPU and
+//! whether it works. All supervisors can then see which windows are in use. Each supervisor writes its own
+//! line only, so none waits for another.
 //!
 //! A line counts while its writer lives, that is, while the writer holds the lock on the byte of this number.
 //!
-//! The meter's lines follow: how many groups of each lease work, according to the card's own record. They count while
-//! they are fresh.
+//! The meter's lines follow: how many groups of each lease work, according to the card's own record. They
+//! count while they are fresh.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -58,8 +58,8 @@ pub(crate) struct Page {
     layout: AtomicU64,
     lines: [Line; MOST_LINES],
     recorded: [RecordedLine; MOST_LINES],
-    /// By line, whether the card's record may attribute groups of it to others. Its recorded figure does not count
-    /// then.
+    /// By line, whether the card's record may attribute groups of it to others. Its recorded figure does not
+    /// count then.
     nameless: [AtomicU32; MOST_LINES],
     /// [`Tenant::pays`] by line.
     pays: [AtomicU32; MOST_LINES],
@@ -71,8 +71,8 @@ pub(crate) struct Page {
     stays: [AtomicU32; MOST_LINES],
 }
 
-/// How many microseconds the meter's lines stay valid. It writes them every 0.1 s, and occasionally takes longer
-/// because it scans all processes.
+/// How many microseconds the meter's lines stay valid. It writes them every 0.1 s, and occasionally takes
+/// longer because it scans all processes.
 const FRESH: u64 = 1_000_000;
 
 /// A GPU's board, and the line that this supervisor owns.
@@ -98,8 +98,8 @@ impl Board {
         Ok(board)
     }
 
-    /// Publishes how the container of a lease shares, how many of its channel groups work (with 0 it counts as
-    /// absent), and whether the card's record may attribute some of them to others.
+    /// Publishes how the container of a lease shares, how many of its channel groups work (with 0 it counts
+    /// as absent), and whether the card's record may attribute some of them to others.
     pub fn publish(&self, lease: i64, plan: &Plan, working: u32, is_nameless: bool) {
         let line = &self.page.lines[self.own];
         self.page.nameless[self.own].store(u32::from(is_nameless), Ordering::Relaxed);
@@ -128,8 +128,8 @@ impl Board {
         line.plan.write(None);
     }
 
-    /// Lists the tenants of the GPU at `now`, in microseconds of the monotonic clock: each lease once. Also returns
-    /// the longest frame in use.
+    /// Lists the tenants of the GPU at `now`, in microseconds of the monotonic clock: each lease once. Also
+    /// returns the longest frame in use.
     pub fn read(&self, now: u64) -> (Frame, Vec<Tenant>) {
         let mut frame = Frame::SHORT;
         let mut tenants: Vec<Tenant> = Vec::new();
@@ -236,8 +236,8 @@ impl Recorder {
         open(&boards.join(name_of(uuid))).map(Self)
     }
 
-    /// Publishes the recorded figures of each lease at `now`. A lease keeps its line. If there are more leases than
-    /// lines, the rest get none, and all of their groups count.
+    /// Publishes the recorded figures of each lease at `now`. A lease keeps its line. If there are more
+    /// leases than lines, the rest get none, and all of their groups count.
     pub fn publish(&self, all: &BTreeMap<i64, Recorded>, now: u64) {
         let lines = &self.0.recorded;
         let of = |line: &RecordedLine| line.lease.load(Ordering::Relaxed);
@@ -368,7 +368,8 @@ mod tests {
         board.publish(11, &burst(30), 0, false);
         meter.publish(&[(11, works(1))].into(), 400_000);
         assert_eq!(working(400_000), 0, "it is not there");
-        // A latency container keeps its precedence while the record shows that it uses no more than its share.
+        // A latency container keeps its precedence while the record shows that it uses no more than its
+        // share.
         let latency = Plan { policy: Policy::Latency { share: 30 }, frame: Frame::SHORT };
         board.publish(11, &latency, 1, false);
         let policy = |now| board.read(now).1[0].policy.clone();

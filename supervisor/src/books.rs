@@ -1,15 +1,16 @@
 //! The books: the container's objects that take device memory, and their sums.
 //!
-//! They are records of a fixed size in memory that outlives the worker. A record counts once its `state` says so,
-//! which is written last. A worker rebuilds everything else (index and sums) from the records when it starts, so it
-//! may be killed between any two instructions.
+//! They are records of a fixed size in memory that outlives the worker. A record counts once its `state` says
+//! so, which is written last. A worker rebuilds everything else (index and sums) from the records when it
+//! starts, so it may be killed between any two instructions.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::abi::{Class, Kind};
 
-/// Most objects of a container. Beyond that, allocations fail with [`crate::abi::Status::INSUFFICIENT_RESOURCES`].
+/// Most objects of a container. Beyond that, allocations fail with
+/// [`crate::abi::Status::INSUFFICIENT_RESOURCES`].
 pub const MOST_OBJECTS: usize = 65_536;
 
 /// Index of a GPU among those that the lease grants.
@@ -41,7 +42,8 @@ pub struct Record {
     gpu: u32,
     /// Bytes as RM counts them. For a client, the descriptor of its file.
     bytes: u64,
-    /// Bytes that RM takes and does not count: rounding, page tables, channel groups. For a client, its owner.
+    /// Bytes that RM takes and does not count: rounding, page tables, channel groups. For a client, its
+    /// owner.
     cost: u64,
 }
 
@@ -321,8 +323,8 @@ impl<'m> Books<'m> {
         }
     }
 
-    /// Returns the object with this handle and everything below it, for a client that frees it. The client's own
-    /// handle stands for all of its objects.
+    /// Returns the object with this handle and everything below it, for a client that frees it. The client's
+    /// own handle stands for all of its objects.
     pub fn tree(&self, client: u32, handle: u32) -> Vec<Object> {
         if handle != client && !self.children.contains_key(&(client, handle)) {
             return self.get(client, handle).into_iter().collect();
@@ -332,8 +334,8 @@ impl<'m> Books<'m> {
         self.index.values().map(|slot| self.object(*slot as usize)).filter(is_in).collect()
     }
 
-    /// Whether `object` has this handle or lies below it. RM's own trees are at most this deep. Programs may name
-    /// channels and devices that RM never made, so nothing counts as lying below those.
+    /// Whether `object` has this handle or lies below it. RM's own trees are at most this deep. Programs may
+    /// name channels and devices that RM never made, so nothing counts as lying below those.
     fn is_below(&self, object: &Object, handle: u32) -> bool {
         const DEEPEST: usize = 16;
         let mut at = *object;
@@ -367,8 +369,8 @@ impl<'m> Books<'m> {
     }
 
     fn set_sum(&mut self, class: u32, gpu: Gpu, bytes: u64) -> Result<(), Full> {
-        // Write the new record before removing the old one, so that a worker that is killed leaves at least one of
-        // them.
+        // Write the new record before removing the old one, so that a worker that is killed leaves at least
+        // one of them.
         let key = (class, number(gpu));
         let before = self.sum_slots.remove(&key);
         let written = match bytes {
@@ -476,8 +478,8 @@ impl<'m> Books<'m> {
         if self.client(client.handle).as_ref() == Some(client) { Ok(()) } else { self.add(&client.record()) }
     }
 
-    /// Records that a process may have made a client whose handle is not known yet. RM counts that client's memory for
-    /// the process, even after the process has ended.
+    /// Records that a process may have made a client whose handle is not known yet. RM counts that client's
+    /// memory for the process, even after the process has ended.
     ///
     /// # Errors
     /// [`Full`] if there is no room.

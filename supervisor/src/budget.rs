@@ -1,7 +1,8 @@
-//! The budget of a lease: its limit on each GPU, and the bytes that each of its supervisors has charged so far.
+//! The budget of a lease: its limit on each GPU, and the bytes that each of its supervisors has charged so
+//! far.
 //!
-//! It lives in memory that all supervisors of the lease map. Each writes only its own slot, so one that dies at any
-//! point corrupts no other's figure. A slot outlives its supervisor.
+//! It lives in memory that all supervisors of the lease map. Each writes only its own slot, so one that dies
+//! at any point corrupts no other's figure. A slot outlives its supervisor.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -34,15 +35,15 @@ pub struct Slot {
 /// Allocations that bypassed the supervisors of a lease since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
-    /// How often RM counted memory that the supervisor did not allocate: a program changed a call after it was let
-    /// through.
+    /// How often RM counted memory that the supervisor did not allocate: a program changed a call after it
+    /// was let through.
     pub races: u64,
     /// How many processes were killed for it because the lease exceeded its limit.
     pub ended: u64,
 }
 
-/// Version of the page's layout. Raise it with every change to the layout. A running lease may have a page of an
-/// earlier version.
+/// Version of the page's layout. Raise it with every change to the layout. A running lease may have a page of
+/// an earlier version.
 const VERSION: u64 = 3;
 /// First word of a page: "gpushare" combined with the layout version.
 const LAYOUT: u64 = u64::from_ne_bytes(*b"gpushare") ^ VERSION;
@@ -153,7 +154,8 @@ impl Page {
         self.slots[slot].charged.iter().all(|charged| charged.load(Ordering::SeqCst) == 0)
     }
 
-    /// Grants `bytes` of the GPU with this UUID as line `gpu`. If more is already in use, further allocations fail.
+    /// Grants `bytes` of the GPU with this UUID as line `gpu`. If more is already in use, further allocations
+    /// fail.
     pub fn grant(&self, gpu: Gpu, uuid: &[u8; 16], bytes: u64) {
         let line = &self.lines[gpu];
         for (word, part) in line.uuid.iter().zip(uuid.chunks_exact(4)) {
@@ -218,8 +220,8 @@ impl<'p> Budget<'p> {
         slots.fold(0, u64::saturating_add)
     }
 
-    /// Charges `bytes` more on a GPU if they fit below the limit. Two supervisors that charge at once may each see the
-    /// other's attempt and back off, so each retries a few times.
+    /// Charges `bytes` more on a GPU if they fit below the limit. Two supervisors that charge at once may
+    /// each see the other's attempt and back off, so each retries a few times.
     pub fn raise(&self, gpu: Gpu, bytes: u64) -> bool {
         const TRIES: usize = 8;
         let own = &self.page.slots[self.slot].charged[gpu];

@@ -1,8 +1,10 @@
-//! Decides about each call: the supervisor performs it on the program's behalf, lets it through, or refuses it.
+//! Decides about each call: the supervisor performs it on the program's behalf, lets it through, or refuses
+//! it.
 //!
-//! It performs calls that take or release device memory, on a copy that the program cannot change. It lets the rest
-//! through. Those may run with other parameters than the ones seen here, because another thread can change them.
-//! Nothing that is let through is therefore trusted: RM's own figures show its effect ([`look`]).
+//! It performs calls that take or release device memory, on a copy that the program cannot change. It lets
+//! the rest through. Those may run with other parameters than the ones seen here, because another thread can
+//! change them. Nothing that is let through is therefore trusted: RM's own figures show its effect
+//! ([`look`]).
 
 mod allocate;
 mod compute;
@@ -43,7 +45,8 @@ pub trait Program {
     /// If it has no memory there.
     fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Errno>;
 
-    /// Writes the program's memory. If it fails, some parts may have been written, and the call counts as failed.
+    /// Writes the program's memory. If it fails, some parts may have been written, and the call counts as
+    /// failed.
     ///
     /// # Errors
     /// If it has no memory there, or none that it may write.
@@ -53,8 +56,8 @@ pub trait Program {
     fn waits(&self) -> bool;
 }
 
-/// The processes that made calls, by PID in our pid namespace. RM also counts by PID, and adds up the memory of a
-/// process and an earlier one with the same PID.
+/// The processes that made calls, by PID in our pid namespace. RM also counts by PID, and adds up the memory
+/// of a process and an earlier one with the same PID.
 pub trait Processes {
     /// An open file of RM's.
     type File;
@@ -80,15 +83,15 @@ pub trait Processes {
     /// Records that RM accepts a file of this process as that of one of the container's clients.
     fn prove(&mut self, pid: u32);
 
-    /// Forgets a process that has ended and for which RM counts nothing. If it made no clients, it is never looked for
-    /// again.
+    /// Forgets a process that has ended and for which RM counts nothing. If it made no clients, it is never
+    /// looked for again.
     fn forget(&mut self, pid: u32, made_clients: bool);
 
     /// Whether a process with this PID was forgotten, and no process has the PID now.
     fn was_forgotten(&self, pid: u32) -> bool;
 
-    /// Returns the next forgotten processes, `most` at a time and all of them in turn, whose PIDs no process has now.
-    /// RM counts for them the memory that they left to other processes.
+    /// Returns the next forgotten processes, `most` at a time and all of them in turn, whose PIDs no process
+    /// has now. RM counts for them the memory that they left to other processes.
     fn forgotten(&mut self, most: usize) -> Vec<u32>;
 
     /// Tracks a forgotten process again.
@@ -136,8 +139,8 @@ struct Passing {
     at: u64,
 }
 
-/// How long a call that was let through may still be running, in microseconds, unless something else proves that it
-/// ended.
+/// How long a call that was let through may still be running, in microseconds, unless something else proves
+/// that it ended.
 const MOST_PASSING: u64 = 20_000;
 
 /// All state that decides about the calls of one container.
@@ -246,8 +249,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
             | number::CONTROL
             | number::DUP_OBJECT
             | number::VID_HEAP_CONTROL => match self.handle(&inner, program, file) {
-                // Another thread could turn it into any other call, even an unseen FREE. No driver library transfers
-                // any such call: libraries do so from 4 KiB on, and RM's structures are smaller.
+                // Another thread could turn it into any other call, even an unseen FREE. No driver library
+                // transfers any such call: libraries do so from 4 KiB on, and RM's structures are smaller.
                 Answer::LetThrough => Answer::Fail(Errno::EINVAL),
                 answer => answer,
             },

@@ -39,8 +39,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Finds the devices at these paths. nvidia-uvm may be missing if its module is not loaded. A device node with the
-    /// control device's major number belongs to a GPU: `gpus` names files that are not device nodes.
+    /// Finds the devices at these paths. nvidia-uvm may be missing if its module is not loaded. A device node
+    /// with the control device's major number belongs to a GPU: `gpus` names files that are not device nodes.
     ///
     /// # Errors
     /// If one of the others cannot be read.

@@ -1,7 +1,7 @@
 //! The container's channels on a GPU's compute engine, and the calls that stop and start them.
 //!
-//! A channel runs if both the schedule and the program want it to; programs may stop and restart their own channels.
-//! Channels of copy engines run whatever the schedule says, unless the container is paused.
+//! A channel runs if both the schedule and the program want it to; programs may stop and restart their own
+//! channels. Channels of copy engines run whatever the schedule says, unless the container is paused.
 
 use gpushare_schedule::controller::Running;
 
@@ -18,7 +18,8 @@ pub struct Seat<F> {
     pub watch: Option<F>,
     /// The process that made the client.
     pub maker: Maker<F>,
-    /// A copy of the client's file, which keeps the client until it is dropped; `None` if it cannot be copied.
+    /// A copy of the client's file, which keeps the client until it is dropped; `None` if it cannot be
+    /// copied.
     pub file: Option<F>,
     /// The client's device.
     pub device: u32,
@@ -172,8 +173,8 @@ impl<F> Engine<F> {
         of_client.flat_map(|member| &member.channels).any(|one| one.handle == handle || one.group == handle)
     }
 
-    /// Adds a channel of `group` (the channel itself if it has none), which has just been made and runs, on a copy
-    /// engine if it `copies`. `seat` is called if the client is new here.
+    /// Adds a channel of `group` (the channel itself if it has none), which has just been made and runs, on a
+    /// copy engine if it `copies`. `seat` is called if the client is new here.
     pub fn add(
         &mut self,
         client: u32,
@@ -203,7 +204,8 @@ impl<F> Engine<F> {
         self.is_settled &= self.running == Running::All || (copies && self.running != Running::Paused);
     }
 
-    /// Removes a client's channels under this handle, or all of them for the client's own, because RM has freed it.
+    /// Removes a client's channels under this handle, or all of them for the client's own, because RM has
+    /// freed it.
     pub fn remove(&mut self, client: u32, handle: u32) {
         for member in self.members.iter_mut().filter(|member| member.seat.client == client) {
             if handle == client || handle == member.seat.device {
@@ -272,7 +274,8 @@ impl<F> Engine<F> {
         self.members.iter().any(|member| !matches!(member.seat.maker, Maker::Known(_)))
     }
 
-    /// Lists the descriptors of processes whose channels could not be reached at the last attempt to run or stop them.
+    /// Lists the descriptors of processes whose channels could not be reached at the last attempt to run or
+    /// stop them.
     pub fn unreached(&self) -> impl Iterator<Item = &F> {
         self.members
             .iter()
@@ -280,8 +283,8 @@ impl<F> Engine<F> {
             .filter_map(|member| member.seat.watch.as_ref())
     }
 
-    /// Stops the channels of processes that have ended, and of clients whose makers have ended, and releases the
-    /// clients. If another process has such a file, its channels no longer run.
+    /// Stops the channels of processes that have ended, and of clients whose makers have ended, and releases
+    /// the clients. If another process has such a file, its channels no longer run.
     pub fn drop_ended<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
@@ -294,7 +297,8 @@ impl<F> Engine<F> {
                 continue;
             }
             let all: Vec<u32> = member.groups.iter().map(|group| group.handle).collect();
-            // RM may fail to stop channels that are no longer watched, because another process can have the client.
+            // RM may fail to stop channels that are no longer watched, because another process can have the
+            // client.
             let is_over = member.set(manager, era, handles, &all, false).is_some()
                 || (is_left && member.seat.free(manager, &all));
             // Retried while the channels exist.
@@ -351,8 +355,8 @@ impl<F> Engine<F> {
         made
     }
 
-    /// Gives each group a slice of this many microseconds, if it has a different one. A group that cannot be reached
-    /// keeps its slice.
+    /// Gives each group a slice of this many microseconds, if it has a different one. A group that cannot be
+    /// reached keeps its slice.
     pub fn set_slices<M: Manager<File = F>>(&mut self, manager: &mut M, microseconds: u32) {
         for Member { seat, groups, .. } in &mut self.members {
             let Some(file) = &seat.file else { continue };
@@ -368,8 +372,8 @@ impl<F> Engine<F> {
     }
 }
 
-/// Whether a group runs, given its number among `groups` on the compute engine. A group without a number belongs to a
-/// copy engine.
+/// Whether a group runs, given its number among `groups` on the compute engine. A group without a number
+/// belongs to a copy engine.
 fn runs(running: Running, number: Option<u32>, groups: u32) -> bool {
     number.map_or(running != Running::Paused, |number| running.includes(number, groups))
 }
@@ -408,8 +412,8 @@ impl<F> Member<F> {
         self.groups.iter().any(|one| one.handle == group && one.copies)
     }
 
-    /// Stops or starts the channels of these groups, and returns the number of calls; `None` if RM did not perform all
-    /// of them.
+    /// Stops or starts the channels of these groups, and returns the number of calls; `None` if RM did not
+    /// perform all of them.
     fn set<M: Manager<File = F>>(
         &mut self,
         manager: &mut M,
@@ -427,7 +431,8 @@ impl<F> Member<F> {
             if self.seat.call(manager, part, runs) {
                 continue;
             }
-            // The subdevice has changed or is gone, or a channel is: RM performs a list completely or not at all.
+            // The subdevice has changed or is gone, or a channel is: RM performs a list completely or not at
+            // all.
             if let Some(there) = self.seat.find_subdevice(manager, era, handles) {
                 self.seat.subdevice = there;
             }

@@ -1,7 +1,7 @@
 //! The seccomp filter that selects the calls to report.
 //!
-//! RM dispatches a call by its number and exact size, and so does the filter. Everything else passes, based on the
-//! number of the system call alone, so kernels from 5.11 on run no filter instruction for it.
+//! RM dispatches a call by its number and exact size, and so does the filter. Everything else passes, based
+//! on the number of the system call alone, so kernels from 5.11 on run no filter instruction for it.
 
 use std::mem::offset_of;
 

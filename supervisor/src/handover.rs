@@ -46,8 +46,8 @@ fn send(to: impl AsFd, message: &[ControlMessage]) -> io::Result<()> {
     Ok(())
 }
 
-/// Repeats an operation until no signal interrupts it. With a timeout on the socket, the kernel does not restart the
-/// call by itself, not even after a stop.
+/// Repeats an operation until no signal interrupts it. With a timeout on the socket, the kernel does not
+/// restart the call by itself, not even after a stop.
 fn uninterrupted<T>(mut what: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match what() {

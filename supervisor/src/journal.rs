@@ -1,8 +1,8 @@
-//! The call in progress, in memory that outlives the worker: a new worker continues the call that the last one
-//! received.
+//! The call in progress, in memory that outlives the worker: a new worker continues the call that the last
+//! one received.
 //!
-//! The new worker undoes an allocation and repeats it, so the program gets exactly one object however far the dead
-//! worker came. It repeats a call that frees; an object that is not found then was freed.
+//! The new worker undoes an allocation and repeats it, so the program gets exactly one object however far the
+//! dead worker came. It repeats a call that frees; an object that is not found then was freed.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,7 +13,8 @@ pub const NOTIFICATION_WORDS: usize = 32;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Entry {
-    /// The kernel writes the notification here when the worker receives it. Its first word is the id, 0 for none.
+    /// The kernel writes the notification here when the worker receives it. Its first word is the id, 0 for
+    /// none.
     pub notification: [u64; NOTIFICATION_WORDS],
     step: AtomicU32,
     client: AtomicU32,

@@ -1,7 +1,8 @@
 //! Keeper and worker: two processes that hold the same descriptors, and restart each other.
 //!
-//! The keeper accepts listeners and serves no calls; the worker answers calls. While one of them lives, no call is
-//! lost: a call that has not been received waits, and one that a dead worker had received is in the journal.
+//! The keeper accepts listeners and serves no calls; the worker answers calls. While one of them lives, no
+//! call is lost: a call that has not been received waits, and one that a dead worker had received is in the
+//! journal.
 
 use std::ffi::CStr;
 use std::io;
@@ -69,8 +70,8 @@ impl Role {
 }
 
 impl Holdings {
-    /// Starts a process of this role, and returns the link to it. It runs the same program as this process, even if
-    /// the installed file was replaced.
+    /// Starts a process of this role, and returns the link to it. It runs the same program as this process,
+    /// even if the installed file was replaced.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -108,8 +109,8 @@ fn inheritable(fd: BorrowedFd) -> Result<OwnedFd, Errno> {
 /// Takes ownership of a descriptor that the process inherited.
 #[allow(unsafe_code)]
 pub fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: the process that started this one left it this descriptor, or the kernel has just made it; nothing else
-    // in the process uses it.
+    // SAFETY: the process that started this one left it this descriptor, or the kernel has just made it;
+    // nothing else in the process uses it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -128,7 +129,8 @@ pub fn inherited(fd: RawFd) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// If the kernel refuses to wait.
 pub fn keep(mut holdings: Holdings, link: Option<OwnedFd>) -> io::Result<()> {
-    /// How long the first listener may take, in milliseconds: the process that should bring it may have ended.
+    /// How long the first listener may take, in milliseconds: the process that should bring it may have
+    /// ended.
     const FIRST: u16 = 60_000;
     let mut link = link;
     if let Some(link) = &link {
@@ -186,8 +188,8 @@ fn start_worker(holdings: &Holdings) -> Option<OwnedFd> {
     receive_descriptor(&link).ok().map(|_| link)
 }
 
-/// Accepts a listener from a connecting process. The process gets its answer when keeper and worker both hold the
-/// listener.
+/// Accepts a listener from a connecting process. The process gets its answer when keeper and worker both hold
+/// the listener.
 fn admit(holdings: &mut Holdings, link: &mut Option<OwnedFd>) {
     let Ok(connection) = accept4(holdings.socket.as_raw_fd(), SockFlag::SOCK_CLOEXEC).map(owned) else {
         return;

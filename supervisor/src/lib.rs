@@ -1,10 +1,11 @@
-//! The supervisor performs, outside of the container, those of the container's calls to NVIDIA's resource manager (RM)
-//! that take or release device memory. It thereby enforces the container's share, whatever the container runs.
+//! The supervisor performs, outside of the container, those of the container's calls to NVIDIA's resource
+//! manager (RM) that take or release device memory. It thereby enforces the container's share, whatever the
+//! container runs.
 //!
-//! A seccomp filter around the container reports the calls ([`filter`]). The supervisor copies each call, decides by
-//! the container's books and the lease's budget ([`calls`], [`books`], [`budget`]), performs it on the program's own
-//! file, and writes the result into the program's memory. Only [`tasks`] and the layers below it deal with processes,
-//! descriptors and clocks.
+//! A seccomp filter around the container reports the calls ([`filter`]). The supervisor copies each call,
+//! decides by the container's books and the lease's budget ([`calls`], [`books`], [`budget`]), performs it on
+//! the program's own file, and writes the result into the program's memory. Only [`tasks`] and the layers
+//! below it deal with processes, descriptors and clocks.
 #![deny(unsafe_code)]
 
 pub mod abi;

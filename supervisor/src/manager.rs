@@ -21,8 +21,8 @@ pub trait Manager {
     /// An open file of one of its devices.
     type File;
 
-    /// Makes the call `number` with this structure, whose size is part of the call. Addresses in it that are not in
-    /// `pointed` are 0.
+    /// Makes the call `number` with this structure, whose size is part of the call. Addresses in it that are
+    /// not in `pointed` are 0.
     ///
     /// # Errors
     /// The error of `ioctl`. RM's own status is in the structure.
@@ -40,7 +40,8 @@ pub trait Manager {
     /// Opens RM for the supervisor itself; `None` if there is no driver.
     fn open(&mut self) -> Option<Self::File>;
 
-    /// Opens the own file of a GPU in the lease, by its line. Without this file RM makes no device for the GPU.
+    /// Opens the own file of a GPU in the lease, by its line. Without this file RM makes no device for the
+    /// GPU.
     fn open_gpu(&mut self, gpu: Gpu) -> Option<Self::File>;
 }
 
@@ -90,8 +91,8 @@ impl<F> Subdevice<'_, F> {
         (u32_at(&call, control::STATUS) == Status::OK.0).then_some(())
     }
 
-    /// Returns RM's figures for these processes on the subdevice's GPU, in the same order; `None` if RM does not
-    /// report. A process that RM does not know has no memory there.
+    /// Returns RM's figures for these processes on the subdevice's GPU, in the same order; `None` if RM does
+    /// not report. A process that RM does not know has no memory there.
     pub fn figures<M: Manager<File = F>>(&self, manager: &mut M, pids: &[u32]) -> Option<Vec<Figure>> {
         let mut figures = Vec::with_capacity(pids.len());
         let mut parameters = vec![0; pid_info::SIZE];
@@ -113,8 +114,8 @@ impl<F> Subdevice<'_, F> {
         Some(figures)
     }
 
-    /// Lists the processes that use the subdevice's GPU, up to the capacity of one answer; `None` if RM does not
-    /// report.
+    /// Lists the processes that use the subdevice's GPU, up to the capacity of one answer; `None` if RM does
+    /// not report.
     pub fn processes<M: Manager<File = F>>(&self, manager: &mut M) -> Option<Vec<u32>> {
         let mut parameters = vec![0; pids::SIZE];
         put(&mut parameters, pids::ID_TYPE, &pids::OF_CLASS.to_ne_bytes());
@@ -146,8 +147,8 @@ impl<F> Subdevice<'_, F> {
     }
 }
 
-/// Asks a question through a client of the supervisor that exists only for this call. It therefore keeps no GPU
-/// initialised, and never initialises an unused one. `is_it` recognises the GPU by its UUID.
+/// Asks a question through a client of the supervisor that exists only for this call. It therefore keeps no
+/// GPU initialised, and never initialises an unused one. `is_it` recognises the GPU by its UUID.
 pub fn ask_by_own_client<M: Manager, T>(
     manager: &mut M,
     era: &Era,
@@ -185,8 +186,8 @@ impl<F> OwnSubdevice<F> {
     }
 }
 
-/// Makes a client owned by this process, with a subdevice of the GPU that `is_it` recognises by its UUID. This
-/// initialises an unused GPU. Returns `None` if RM refuses.
+/// Makes a client owned by this process, with a subdevice of the GPU that `is_it` recognises by its UUID.
+/// This initialises an unused GPU. Returns `None` if RM refuses.
 pub fn own_subdevice<M: Manager>(
     manager: &mut M,
     era: &Era,
@@ -251,7 +252,8 @@ fn handle_info<M: Manager>(
     Some(u32_at(&parameters, handle_info::RESULT))
 }
 
-/// Whether RM reports that the GPU that `is_it` recognises by its UUID is unused, so that no process has memory on it.
+/// Whether RM reports that the GPU that `is_it` recognises by its UUID is unused, so that no process has
+/// memory on it.
 pub fn is_unused<M: Manager>(manager: &mut M, era: &Era, is_it: impl Fn(&[u8; 16]) -> bool) -> bool {
     let Some((file, client)) = own_client(manager, era) else { return false };
     let is_attached = is_attached(manager, &file, client, is_it);

@@ -42,8 +42,8 @@ pub struct Mapped {
 /// The errors of mmap(2).
 pub fn map(file: impl AsFd) -> Result<Mapped, Errno> {
     let base: *mut u8 = sys::map(&file, 0, SIZE)?;
-    // SAFETY: both are within the mapping, which is never undone, and do not overlap. Any bytes are valid values. The
-    // keeper maps nothing, and a worker starts after the previous one has ended.
+    // SAFETY: both are within the mapping, which is never undone, and do not overlap. Any bytes are valid
+    // values. The keeper maps nothing, and a worker starts after the previous one has ended.
     let entry = unsafe { &mut *base.cast::<Entry>() };
     // SAFETY: within the mapping.
     let records = unsafe { base.add(JOURNAL) }.cast::<Record>();
@@ -128,8 +128,8 @@ pub fn map_budget(file: impl AsFd) -> Result<&'static Page, Errno> {
 /// The errors of mmap(2).
 pub(crate) fn map_board(file: impl AsFd) -> Result<&'static board::Page, Errno> {
     let page: *mut board::Page = sys::map(file, 0, 1)?;
-    // SAFETY: the mapping stays while any holder has the page, all fields are atomics, and any bytes are valid values.
-    // The file was made long enough, and only root may truncate it.
+    // SAFETY: the mapping stays while any holder has the page, all fields are atomics, and any bytes are
+    // valid values. The file was made long enough, and only root may truncate it.
     Ok(unsafe { &*page })
 }
 

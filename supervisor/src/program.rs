@@ -34,8 +34,8 @@ use nix::unistd::{chdir, setsid};
 /// The runtime wrapper starts a container's supervisor with this word.
 pub const START: &str = "start";
 
-/// The parsed command line. It contains descriptors if one of the two roles starts the other, and paths if the wrapper
-/// starts both.
+/// The parsed command line. It contains descriptors if one of the two roles starts the other, and paths if
+/// the wrapper starts both.
 #[derive(Default)]
 struct Args {
     driver: String,
@@ -111,8 +111,8 @@ fn become_role(
     }
 }
 
-/// Starts keeper and worker of a container. Both are forks of this process, which is faster than starting programs.
-/// The socket exists when this returns, so connecting processes wait for them.
+/// Starts keeper and worker of a container. Both are forks of this process, which is faster than starting
+/// programs. The socket exists when this returns, so connecting processes wait for them.
 fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -> Result<()> {
     if !sys::can_listen() || !sys::notification_fits() {
         bail!("this kernel cannot report system calls as the supervisor needs it (5.19 or newer)");
@@ -161,8 +161,8 @@ fn start(mut args: Args, era: &'static Era, devices: Devices, limits: OwnedFd) -
     }
 }
 
-/// Replaces the standard files with `null`. The caller notices sooner that the first process has ended when no other
-/// process has its pipe open.
+/// Replaces the standard files with `null`. The caller notices sooner that the first process has ended when
+/// no other process has its pipe open.
 fn leave_standard_files(null: &File) -> Result<()> {
     nix::unistd::dup2_stdin(null)?;
     nix::unistd::dup2_stdout(null)?;
@@ -170,8 +170,8 @@ fn leave_standard_files(null: &File) -> Result<()> {
     Ok(())
 }
 
-/// Claims the first slot of a lease's budget that no living supervisor has. It belongs to the open file, which keeper
-/// and worker share.
+/// Claims the first slot of a lease's budget that no living supervisor has. It belongs to the open file,
+/// which keeper and worker share.
 fn claim_slot(budget: &OwnedFd) -> Result<usize> {
     let page = memory::map_budget(budget)?;
     let is_free = |slot: &usize| sys::lock_byte(budget, *slot, false).is_ok();
@@ -194,8 +194,8 @@ fn work(
     let page = memory::map_budget(&holdings.budget)?;
     let books = Books::open(records, written);
     let limits = File::from(holdings.limits.try_clone()?);
-    // Do not map the limits: a container that may mount could truncate the file under the mapping. A reader that sees
-    // a half-written word refuses or queries in vain once.
+    // Do not map the limits: a container that may mount could truncate the file under the mapping. A reader
+    // that sees a half-written word refuses or queries in vain once.
     let publish = move |gpu, bytes: u64| {
         let at = u64::try_from(charged_at(gpu)).unwrap_or(u64::MAX);
         let _ = limits.write_all_at(&bytes.to_ne_bytes(), at); // informs programs, and decides nothing
@@ -214,9 +214,9 @@ fn work(
     Ok(())
 }
 
-/// Waits for the lock that one worker at a time holds until it ends. The file is opened again for it: processes that
-/// share an open file description share its locks, and a process lock would be lost when any descriptor of the file is
-/// closed.
+/// Waits for the lock that one worker at a time holds until it ends. The file is opened again for it:
+/// processes that share an open file description share its locks, and a process lock would be lost when any
+/// descriptor of the file is closed.
 fn await_turn(memory: &OwnedFd) -> Result<OwnedFd> {
     let own = open(&Path::new("/proc/self/fd").join(memory.as_raw_fd().to_string()))?;
     sys::lock_byte(&own, 0, true)?;
@@ -232,8 +232,8 @@ fn leave_the_caller() {
     }
     let _ = setsid(); // it may already lead a session
     let _ = chdir("/");
-    // If the OOM killer ended the supervisor, the container's calls would fail. Some machines do not let root set
-    // this.
+    // If the OOM killer ended the supervisor, the container's calls would fail. Some machines do not let root
+    // set this.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
 }
 

@@ -1,16 +1,16 @@
 //! Capabilities.
 //!
-//! RM derives privilege from the task that makes a call. A supervisor with CAP_SYS_ADMIN would make privileged
-//! channels for the container, and give it access to the whole card.
+//! RM derives privilege from the task that makes a call. A supervisor with CAP_SYS_ADMIN would make
+//! privileged channels for the container, and give it access to the whole card.
 
 use caps::errors::CapsError;
 use caps::{CapSet, Capability, CapsHashSet};
 
 use crate::keeper::Role;
 
-/// Drops all capabilities except those that the role needs, or that both need if there is no role. A worker needs to
-/// read and kill the container's processes. A keeper needs to send descriptors even if root's other processes have
-/// many in flight.
+/// Drops all capabilities except those that the role needs, or that both need if there is no role. A worker
+/// needs to read and kill the container's processes. A keeper needs to send descriptors even if root's other
+/// processes have many in flight.
 ///
 /// # Errors
 /// If the kernel refuses.

@@ -32,7 +32,8 @@ fn owned(answer: c_long) -> Result<OwnedFd, Errno> {
 /// Installs a filter with a listener on this thread and its descendants.
 ///
 /// # Errors
-/// EBUSY if there is already a filter with a listener, EACCES without CAP_SYS_ADMIN, EINVAL before kernel 5.19.
+/// EBUSY if there is already a filter with a listener, EACCES without CAP_SYS_ADMIN, EINVAL before kernel
+/// 5.19.
 pub fn install_with_listener(program: &mut [libc::sock_filter]) -> Result<OwnedFd, Errno> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW | WAIT_KILLABLE;
     owned(install(program, flags))
@@ -57,8 +58,8 @@ fn install(program: &mut [libc::sock_filter], flags: c_ulong) -> c_long {
     unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) }
 }
 
-/// Whether the kernel can report calls as the supervisor needs, on an architecture whose system call numbers are
-/// known.
+/// Whether the kernel can report calls as the supervisor needs, on an architecture whose system call numbers
+/// are known.
 pub fn can_listen() -> bool {
     if cfg!(not(target_arch = "x86_64")) {
         return false;
@@ -129,8 +130,8 @@ pub fn pidfd_open(pid: u32) -> Result<OwnedFd, Errno> {
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
 }
 
-/// Opens a descriptor of a thread, which refers to it as long as it is open. Before kernel 6.9 this works only for a
-/// process's first thread.
+/// Opens a descriptor of a thread, which refers to it as long as it is open. Before kernel 6.9 this works
+/// only for a process's first thread.
 ///
 /// # Errors
 /// ESRCH if it has ended, EINVAL before kernel 6.9.
@@ -193,8 +194,8 @@ fn set_timer(microseconds: u32) {
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
 }
 
-/// Locks one byte of an open file. The lock belongs to the open file description, and lasts until its last descriptor
-/// is closed. `waits`: block until another holder releases it.
+/// Locks one byte of an open file. The lock belongs to the open file description, and lasts until its last
+/// descriptor is closed. `waits`: block until another holder releases it.
 ///
 /// # Errors
 /// EAGAIN if another open of the file holds the lock and `waits` is false.
@@ -278,8 +279,8 @@ pub(crate) fn glance(file: impl AsFd) -> Result<Seen, Errno> {
     // SAFETY: only integers, for which zeros are valid.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the kernel reads an empty string, and writes the structure. Without a mask it does not call the file
-    // system, and fills in the attributes that it has.
+    // SAFETY: the kernel reads an empty string, and writes the structure. Without a mask it does not call the
+    // file system, and fills in the attributes that it has.
     let done = unsafe { libc::statx(file.as_fd().as_raw_fd(), c"".as_ptr(), flags, 0, &raw mut found) };
     Errno::result(done)?;
     let device = |major, minor| nix::sys::stat::makedev(u64::from(major), u64::from(minor));
@@ -311,7 +312,8 @@ pub fn random() -> u64 {
 /// Unblocks all signals and resets them to their default actions, whatever this process inherited.
 pub fn reset_signals() {
     for signal in 1..=31 {
-        // SAFETY: the default action runs no code of ours. SIGKILL and SIGSTOP cannot be changed, which is fine.
+        // SAFETY: the default action runs no code of ours. SIGKILL and SIGSTOP cannot be changed, which is
+        // fine.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
     // This process does not wait for its children, so let the kernel reap them.
@@ -362,13 +364,15 @@ pub(crate) fn manager_call(file: BorrowedFd, number: u8, structure: &mut [u8]) -
     const COMMAND: c_ulong = 0xc000_4600;
     let size = c_ulong::try_from(structure.len()).map_err(|_| Errno::EINVAL)?;
     let command = COMMAND | size << 16 | c_ulong::from(number);
-    // SAFETY: the driver reads and writes as many bytes as the command says, and the buffers that the addresses lead
-    // to. The caller owns these buffers. They outlive the call and have the sizes that this driver's era gives them.
+    // SAFETY: the driver reads and writes as many bytes as the command says, and the buffers that the
+    // addresses lead to. The caller owns these buffers. They outlive the call and have the sizes that this
+    // driver's era gives them.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), command, structure.as_mut_ptr()) };
     Errno::result(done).map(drop)
 }
 
-/// Maps a file of `T`s for reading and writing, shared with all others that map it. `T` must be valid for any bytes.
+/// Maps a file of `T`s for reading and writing, shared with all others that map it. `T` must be valid for any
+/// bytes.
 ///
 /// # Errors
 /// The errors of mmap(2).

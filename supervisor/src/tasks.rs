@@ -18,15 +18,15 @@ use crate::calls::{self, Processes};
 use crate::devices::{Devices, FileKind};
 use crate::sys;
 
-/// How long a program's memory may delay the worker during one call, in microseconds. The program decides when a page
-/// under userfaultfd or of a FUSE file arrives.
+/// How long a program's memory may delay the worker during one call, in microseconds. The program decides
+/// when a page under userfaultfd or of a FUSE file arrives.
 const LONGEST: u32 = 1_000_000;
 
 /// Stack size of a thread that closes a file, in bytes.
 const SMALL_STACK: usize = 16 << 10;
 
-/// Most files of programs that are being closed at a time. A program that makes more closes slow has only itself to
-/// wait for.
+/// Most files of programs that are being closed at a time. A program that makes more closes slow has only
+/// itself to wait for.
 const MOST_CLOSED: usize = 32;
 
 /// Most processes and threads to track, so that a container cannot exhaust our descriptors.
@@ -34,8 +34,8 @@ const MOST_KEPT: usize = 4096;
 
 struct Process {
     descriptor: Option<OwnedFd>,
-    /// Whether it made a call to this worker, or has a file of a client of the container. A process known only from
-    /// the books may be another one with the same PID.
+    /// Whether it made a call to this worker, or has a file of a client of the container. A process known
+    /// only from the books may be another one with the same PID.
     is_proved: bool,
     /// Start time in ticks since boot: another process may have its PID later.
     born: Option<u64>,
@@ -60,7 +60,8 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Tracks the processes `pids`, which made calls to an earlier worker, and marks `forgotten` as forgotten.
+    /// Tracks the processes `pids`, which made calls to an earlier worker, and marks `forgotten` as
+    /// forgotten.
     pub fn new(
         devices: Devices,
         pids: impl IntoIterator<Item = u32>,
@@ -81,12 +82,12 @@ impl Tasks {
         }
     }
 
-    /// Returns the descriptor `fd` of a thread that is stopped in a call, its kind, and the thread's process. Closes
-    /// the descriptor at once if it is not the driver's.
+    /// Returns the descriptor `fd` of a thread that is stopped in a call, its kind, and the thread's process.
+    /// Closes the descriptor at once if it is not the driver's.
     ///
     /// # Errors
-    /// EBADF if there is no such descriptor, ESRCH if the thread has ended, ENOMEM if there are too many threads, or
-    /// too many files of other drivers that are slow to close.
+    /// EBADF if there is no such descriptor, ESRCH if the thread has ended, ENOMEM if there are too many
+    /// threads, or too many files of other drivers that are slow to close.
     pub fn take(&mut self, tid: u32, fd: i32) -> Result<(Option<OwnedFd>, FileKind, u32), Errno> {
         if Arc::strong_count(&self.closing) > MOST_CLOSED {
             return Err(Errno::ENOMEM);
@@ -113,8 +114,8 @@ impl Tasks {
         Err(Errno::ESRCH)
     }
 
-    /// Closes a file of a program. The last close may take as long as the program likes: a socket waits for its data
-    /// to be sent, and the file system may be a program. A separate thread therefore closes it.
+    /// Closes a file of a program. The last close may take as long as the program likes: a socket waits for
+    /// its data to be sent, and the file system may be a program. A separate thread therefore closes it.
     fn give_back(&self, file: OwnedFd) {
         let closing = self.closing.clone();
         let number = file.into_raw_fd(); // without room for a thread it stays open
@@ -137,8 +138,8 @@ impl Tasks {
         let pid = process_of(tid).ok_or(Errno::ESRCH)?;
         self.add_process(pid)?;
         let descriptor = match sys::pidfd_open_thread(tid) {
-            // Before kernel 6.9. All threads share the process's descriptors, unless one unshared them: then the file
-            // is not RM's, or the program has it anyway.
+            // Before kernel 6.9. All threads share the process's descriptors, unless one unshared them: then
+            // the file is not RM's, or the program has it anyway.
             Err(Errno::EINVAL) => sys::pidfd_open(pid)?,
             other => other?,
         };
@@ -254,8 +255,8 @@ fn has_ended(descriptor: &OwnedFd) -> bool {
     living(&[Some(descriptor)]) == [false]
 }
 
-/// Returns which of the processes or threads behind these descriptors live: a descriptor becomes readable when its
-/// process has ended. Polls once for all, because a container may have thousands.
+/// Returns which of the processes or threads behind these descriptors live: a descriptor becomes readable
+/// when its process has ended. Polls once for all, because a container may have thousands.
 fn living(descriptors: &[Option<&OwnedFd>]) -> Vec<bool> {
     let present = descriptors.iter().flatten();
     let mut asked: Vec<PollFd> = present.map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN)).collect();
@@ -285,8 +286,8 @@ fn process_of(tid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// Deadline for touching a program's memory, in microseconds of the monotonic clock, or 0. Stored in memory that
-/// outlives the worker.
+/// Deadline for touching a program's memory, in microseconds of the monotonic clock, or 0. Stored in memory
+/// that outlives the worker.
 #[derive(Clone, Copy)]
 pub struct Touch(pub &'static AtomicU64);
 

@@ -1,7 +1,7 @@
 //! The timekeeper of one GPU: stops and starts the container's channels there by the schedule.
 //!
-//! It is a thread of the worker, so that calls that the worker serves do not delay windows. It sleeps while the
-//! container has no channel, and between window edges.
+//! It is a thread of the worker, so that calls that the worker serves do not delay windows. It sleeps while
+//! the container has no channel, and between window edges.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -57,8 +57,8 @@ struct Timekeeper {
     again: Option<u64>,
 }
 
-/// Starts a timekeeper for each GPU for which the lease has a plan. Returns `None` if there is no plan. `boards` is
-/// the directory of all GPUs' boards.
+/// Starts a timekeeper for each GPU for which the lease has a plan. Returns `None` if there is no plan.
+/// `boards` is the directory of all GPUs' boards.
 ///
 /// # Errors
 /// If a board cannot be used, or a thread cannot be started.
@@ -122,7 +122,8 @@ impl Timekeeper {
         }
     }
 
-    /// Performs the schedule's current orders, and returns when they expire; `None`: valid until something changes.
+    /// Performs the schedule's current orders, and returns when they expire; `None`: valid until something
+    /// changes.
     fn step(&mut self) -> Option<u64> {
         let Self { gpu, lease, .. } = *self;
         let Ground { era, mut kernel, page } = self.ground.clone();

@@ -34,8 +34,8 @@ const LOOK_EVERY: u64 = 1_000_000;
 /// The same interval after a race that put the lease above its limit.
 const AFTER_RACE: u64 = 100_000;
 
-/// Checks after calls that were let through take at most this fraction of the time, because a container may have
-/// thousands of processes. The pause between them is at most this many microseconds.
+/// Checks after calls that were let through take at most this fraction of the time, because a container may
+/// have thousands of processes. The pause between them is at most this many microseconds.
 const LOOK_PART: u64 = 5;
 const LONGEST_PAUSE: u64 = 20_000;
 
@@ -45,8 +45,8 @@ const RETRY: u8 = 20;
 const LONGEST_END: u64 = 10_000_000;
 const BETWEEN_ENDS: Duration = Duration::from_millis(20);
 
-/// Handles a race: receives the descriptors of those of the race's processes that certainly belong to the container,
-/// and returns how many it killed.
+/// Handles a race: receives the descriptors of those of the race's processes that certainly belong to the
+/// container, and returns how many it killed.
 pub type OnRace = Box<dyn FnMut(&Race, &[&OwnedFd]) -> u64>;
 
 /// The keeper and the descriptors that a worker shares with it.
@@ -91,8 +91,8 @@ impl Notification {
 }
 
 impl Worker {
-    /// Creates a worker from the state that outlives it, and with the container's timekeepers. `on_race` receives each
-    /// race and its processes' descriptors.
+    /// Creates a worker from the state that outlives it, and with the container's timekeepers. `on_race`
+    /// receives each race and its processes' descriptors.
     pub fn new(
         era: &'static Era,
         (devices, kernel): (Devices, Kernel),
@@ -115,8 +115,8 @@ impl Worker {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Runs until no process has the filter any more and their memory is released. A worker without listeners waits
-    /// for the first one, as long as its keeper does.
+    /// Runs until no process has the filter any more and their memory is released. A worker without listeners
+    /// waits for the first one, as long as its keeper does.
     ///
     /// # Errors
     /// If the kernel refuses to wait or to receive.
@@ -168,7 +168,8 @@ impl Worker {
                 self.look();
             }
         }
-        // The pod's other containers can use the memory of the last processes once they and their files are gone.
+        // The pod's other containers can use the memory of the last processes once they and their files are
+        // gone.
         let until = self.now() + LONGEST_END;
         loop {
             let is_shared = is_in_use(&self.peer.holdings.budget).unwrap_or(true); // by other containers
@@ -243,7 +244,8 @@ impl Worker {
         let (errno, lets_through) = match answer {
             Answer::Done => (None, false),
             Answer::Fail(errno) => (Some(errno), false),
-            // The program has ended, so it never sees this answer. A call that was not performed is never let through.
+            // The program has ended, so it never sees this answer. A call that was not performed is never let
+            // through.
             Answer::Gone => (Some(Errno::EINTR), false),
             Answer::LetThrough => (None, true),
         };

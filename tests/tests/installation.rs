@@ -284,7 +284,8 @@ fn whatever_an_engine_calls_the_runtime_it_is_asked_to_forget_it_first() {
         drop(shim);
         fs::remove_dir_all(machine.path("run/anywhere")).expect("it can be removed");
 
-        // What names no runtime keeps nobody, however odd it is: not a container's own words, nor a false shim's.
+        // What names no runtime keeps nobody, however odd it is: not a container's own words, nor a false
+        // shim's.
         let words = r#"{"process":{"env":["X=/usr/local/bin/gpushare-runtime"],"args":["\"path\":\"/usr/local/bin/gpushare-x\""]}}"#;
         let notes = [("runtime", "/usr/bin/runc".to_owned()), ("config.json", words.to_owned())];
         let others = Shim::start(&scratch, &machine, &notes);
@@ -319,7 +320,8 @@ fn a_program_of_anybody_that_is_called_as_an_engine_misleads_nobody() {
         let machine = Machine::new();
         let own = machine.path("home/eve");
         fs::create_dir_all(&own).expect("a folder can be made in an overlay");
-        // It becomes root whoever calls it, and what it is told to do is a name, of what keeps a reader waiting.
+        // It becomes root whoever calls it, and what it is told to do is a name, of what keeps a reader
+        // waiting.
         let program = own.join("program");
         let _ = fs::copy(fs::canonicalize("/usr/bin/python3").expect("it is there"), &program)
             .expect("a program can be copied");

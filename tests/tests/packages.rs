@@ -1,6 +1,6 @@
-//! The deb, the rpm and the tarball: each has what `make install` lays out and, as the image for clusters, the same
-//! bytes in two builds. deb and rpm are upgraded beside a container that holds a share, and go only when nobody
-//! needs them.
+//! The deb, the rpm and the tarball: each has what `make install` lays out and, as the image for clusters,
+//! the same bytes in two builds. deb and rpm are upgraded beside a container that holds a share, and go only
+//! when nobody needs them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,7 +41,8 @@ fn pack(kind: &str, version: &str, folder: &Path) -> PathBuf {
     PathBuf::from(outcome.stdout.trim_end())
 }
 
-/// The package `kind` in `version`, made once for all tests here. They lie below target, since no test is the last.
+/// The package `kind` in `version`, made once for all tests here. They lie below target, since no test is the
+/// last.
 fn package(kind: Kind, version: &'static str) -> &'static Path {
     static MADE: LazyLock<BTreeMap<(Kind, &str), PathBuf>> = LazyLock::new(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages");

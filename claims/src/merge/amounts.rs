@@ -87,8 +87,8 @@ impl<'a> Merge<'a> {
         Ok(value)
     }
 
-    /// Refuses a GPU without a limit if claims state limits for single GPUs only. Such limits imply that the container
-    /// has no other GPU, so the node's default must not add one.
+    /// Refuses a GPU without a limit if claims state limits for single GPUs only. Such limits imply that the
+    /// container has no other GPU, so the node's default must not add one.
     fn refuse_beyond(&self, gpu: Option<GpuUuid>, spread: &Spread) -> Result<(), RequestError> {
         let speaks = |claim: &Claim| claim.particular.iter().any(|(other, _)| Some(*other) == gpu);
         let mut limiting = self.claims.iter().filter(|claim| !claim.particular.is_empty()).peekable();
@@ -101,8 +101,8 @@ impl<'a> Merge<'a> {
         Err(conflict(&first.by, format!("{gpu}, of which it says nothing")))
     }
 
-    /// Rounds another system's limit to a grantable size: down to whole MiB, at least one. A lenient node also cuts it
-    /// to the GPU's memory.
+    /// Rounds another system's limit to a grantable size: down to whole MiB, at least one. A lenient node
+    /// also cuts it to the GPU's memory.
     fn whole_mebibytes(
         &mut self,
         memory: DeviceMemory,
@@ -135,8 +135,8 @@ impl<'a> Merge<'a> {
         Ok(Some(least.value))
     }
 
-    /// Checks a request for whole GPUs, or for unlimited turns on them, against the ceilings. It exceeds every ceiling
-    /// below a whole GPU, and every default.
+    /// Checks a request for whole GPUs, or for unlimited turns on them, against the ceilings. It exceeds
+    /// every ceiling below a whole GPU, and every default.
     fn hold_whole(&self, mode: Mode, gpu: Option<&Gpu>, spread: &Spread) -> Result<(), RequestError> {
         let is_stated = |claim: &Claim| claim.mode == Some(mode);
         let hold = |by: &str, ceiling: Ceiling| {
@@ -149,9 +149,9 @@ impl<'a> Merge<'a> {
         self.hold(spread, is_stated, hold, by, || Ok(stating.is_none()))
     }
 
-    /// Checks an amount against the ceilings of the claims that ask for it: at least one of those that `grants`
-    /// selects must be allowed it. If none of them may grant at all, only the node's default or less is granted; `by`
-    /// is the word for the error. The claim that multiplies the amount is checked, too.
+    /// Checks an amount against the ceilings of the claims that ask for it: at least one of those that
+    /// `grants` selects must be allowed it. If none of them may grant at all, only the node's default or less
+    /// is granted; `by` is the word for the error. The claim that multiplies the amount is checked, too.
     fn hold(
         &self,
         spread: &Spread,
@@ -215,8 +215,8 @@ impl<'a> Merge<'a> {
         })
     }
 
-    /// The lowest ceiling of the claims that grant the default on this GPU, with its setting. A ceiling of at least
-    /// the whole GPU counts as none: it cannot lower "all that is left".
+    /// The lowest ceiling of the claims that grant the default on this GPU, with its setting. A ceiling of at
+    /// least the whole GPU counts as none: it cannot lower "all that is left".
     pub(super) fn ceiling_of_default(
         &self,
         gpu: Option<&Gpu>,
@@ -258,8 +258,8 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// Compares two amounts; amounts in different units are compared in bytes on `gpu`. All that is left counts as the
-/// most.
+/// Compares two amounts; amounts in different units are compared in bytes on `gpu`. All that is left counts
+/// as the most.
 fn compare(a: MemoryRequest, b: MemoryRequest, gpu: Option<&Gpu>) -> Result<Ordering, RequestError> {
     Ok(match (a, b, gpu) {
         (MemoryRequest::Bytes(a), MemoryRequest::Bytes(b), _) => a.cmp(&b),

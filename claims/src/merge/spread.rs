@@ -15,8 +15,8 @@ pub(super) struct Spread<'a> {
     pub(super) wanted: usize,
     /// Whether the container gets exactly `gpus`. Otherwise placement chooses `wanted` of them.
     pub(super) named: bool,
-    /// The claim that raises the number of GPUs above what more trusted claims state. Every amount is also checked
-    /// against this claim's ceilings.
+    /// The claim that raises the number of GPUs above what more trusted claims state. Every amount is also
+    /// checked against this claim's ceilings.
     pub(super) multiplying: Option<&'a Claim>,
 }
 
@@ -66,8 +66,8 @@ impl<'a> Merge<'a> {
         Ok(Spread { gpus, wanted, named, multiplying })
     }
 
-    /// The GPUs from which placement chooses if no claim names one: instances of the requested size, else the GPUs
-    /// that count on this node if none is named.
+    /// The GPUs from which placement chooses if no claim names one: instances of the requested size, else the
+    /// GPUs that count on this node if none is named.
     fn pool(&self) -> Result<Vec<&'a Gpu>, RequestError> {
         let Some((claim, profile)) = self.profile()? else { return Ok(self.node.unnamed()) };
         let found: Vec<&Gpu> = self.node.all().into_iter().filter(|gpu| is_of_size(gpu, profile)).collect();
@@ -112,7 +112,8 @@ impl<'a> Merge<'a> {
         Ok(count.value)
     }
 
-    /// Refuses several GPUs unless a claim that may grant asks for that many: more than one GPU exceeds the default.
+    /// Refuses several GPUs unless a claim that may grant asks for that many: more than one GPU exceeds the
+    /// default.
     fn refuse_multiplied(&self, wanted: usize, by: Option<&Claim>) -> Result<(), RequestError> {
         let says = |claim: &Claim| {
             let named = claim.gpus.as_ref().map(Vec::len);
@@ -132,13 +133,15 @@ impl<'a> Merge<'a> {
         naming.into_iter().any(|claim| self.may_grant(claim) && !self.policy.is_unchecked(claim.rank))
     }
 
-    /// The largest number of GPUs stated by claims that are more trusted than `by` and may grant; 1 if there is none.
+    /// The largest number of GPUs stated by claims that are more trusted than `by` and may grant; 1 if there
+    /// is none.
     fn counted_above(&self, by: &Claim) -> usize {
         let above = self.claims.iter().filter(|claim| claim.rank > by.rank && self.may_grant(claim));
         above.filter_map(|claim| claim.count).max().unwrap_or(1)
     }
 
-    /// The GPUs that are in every claim's list, in the order of the most trusted list. `None` if no claim has a list.
+    /// The GPUs that are in every claim's list, in the order of the most trusted list. `None` if no claim has
+    /// a list.
     fn named(&mut self) -> Result<Option<Least<'a, Vec<&'a Gpu>>>, RequestError> {
         let mut found: Option<Least<Vec<GpuUuid>>> = None;
         for claim in self.claims.clone() {

@@ -166,8 +166,8 @@ fn value_of<'a>(flags: &'a [String], names: &[&str]) -> Option<&'a str> {
     value.or_else(|| flags.next().map(String::as_str))
 }
 
-/// Running engines and kubelets that belong to root and are in no container. A program of another user can take any
-/// name, and so can a set-user-id program; neither counts.
+/// Running engines and kubelets that belong to root and are in no container. A program of another user can
+/// take any name, and so can a set-user-id program; neither counts.
 fn host_processes() -> impl Iterator<Item = Process> {
     let here = Process::myself().ok().and_then(|process| place(&process));
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -1,7 +1,8 @@
 //! Owners of the processes that the driver lists for a GPU.
 //!
-//! The driver identifies processes by pid alone. It may keep a process in its list after its end, as long as another
-//! process holds its files. A new process may have the pid by then, and must not be blamed for the old one.
+//! The driver identifies processes by pid alone. It may keep a process in its list after its end, as long as
+//! another process holds its files. A new process may have the pid by then, and must not be blamed for the
+//! old one.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +16,8 @@ use super::process::Process;
 pub struct Listed(HashMap<u32, Option<Process>>);
 
 impl Listed {
-    /// Updates the list. A short process may end before its first sample arrives, so its owner is looked up here.
+    /// Updates the list. A short process may end before its first sample arrives, so its owner is looked up
+    /// here.
     pub fn note(&mut self, pids: &HashSet<u32>, owners: &mut Owners, leases: &[Lease]) {
         self.0.retain(|pid, _| pids.contains(pid));
         for pid in pids {
@@ -29,8 +31,8 @@ impl Listed {
         self.0.get(&pid).is_none_or(|process| process.as_ref().is_some_and(Process::lives))
     }
 
-    /// Returns the lease of the process that the driver lists with this pid, also for a moment after its end. If a new
-    /// process has the pid, the driver's figures may be of either, and belong to no lease.
+    /// Returns the lease of the process that the driver lists with this pid, also for a moment after its end.
+    /// If a new process has the pid, the driver's figures may be of either, and belong to no lease.
     pub fn owner(&self, pid: u32, owners: &mut Owners, leases: &[Lease]) -> Option<i64> {
         let has_successor = !self.is_current(pid) && Process::open(pid).is_some();
         if has_successor { None } else { owners.of(pid, leases) }

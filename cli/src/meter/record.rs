@@ -1,7 +1,7 @@
 //! A GPU's own record of context switches, as GPU time of processes.
 //!
-//! The record says who had the GPU, to the microsecond. One that nobody pushes off has it whether it works or not,
-//! so that NVML says for how much of the time the GPU had work at all.
+//! The record says who had the GPU, to the microsecond. One that nobody pushes off has it whether it works or
+//! not, so that NVML says for how much of the time the GPU had work at all.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -35,8 +35,8 @@ const SILENT: u64 = 10 * SECOND;
 /// From how many per cent on a process, or the GPU, is at work.
 const WORKS: u32 = 10;
 
-/// A context that had the GPU within this time counts as one that works, in nanoseconds. Who rests for so long
-/// and then begins with many contexts has too much for the 0.2 s until the record tells.
+/// A context that had the GPU within this time counts as one that works, in nanoseconds. Who rests for so
+/// long and then begins with many contexts has too much for the 0.2 s until the record tells.
 const RECENT: u64 = 5_000_000_000;
 
 /// The record of one GPU.

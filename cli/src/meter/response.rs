@@ -82,8 +82,8 @@ impl<'a> Response<'a> {
 
 /// Whether a violation is a reason to end a container. Strangers are not, and neither is what cannot be read
 /// for a moment, since the container's own end may look the same, nor a call that was changed, about which
-/// its supervisor has done what is to be done. GPU time is none either: the libraries may fail to hold a share although
-/// the container does nothing wrong. All of these are only reported.
+/// its supervisor has done what is to be done. GPU time is none either: the libraries may fail to hold a
+/// share although the container does nothing wrong. All of these are only reported.
 fn counts(found: &Violation) -> bool {
     let reported = [Kind::Unreadable, Kind::Unsearched, Kind::Stranger, Kind::Race, Kind::Compute];
     !found.is_hint && !reported.iter().any(|kind| kind.name() == found.kind)

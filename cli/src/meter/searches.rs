@@ -108,7 +108,8 @@ impl Budget {
         self.is_late
     }
 
-    /// Whether the search itself took the time. If not, it waited, perhaps for a lock that another container held.
+    /// Whether the search itself took the time. If not, it waited, perhaps for a lock that another container
+    /// held.
     fn took_its_time(&self) -> bool {
         processor_time().saturating_sub(self.begun) >= LONGEST / 2
     }
@@ -372,8 +373,8 @@ impl Searches {
         self.last.values().flatten().cloned().chain(self.not_returned(leases)).collect()
     }
 
-    /// Reports searches that do not return. If there are several, the cause may be outside of their containers, such as a
-    /// lock of the kernel that another one holds.
+    /// Reports searches that do not return. If there are several, the cause may be outside of their
+    /// containers, such as a lock of the kernel that another one holds.
     fn not_returned(&self, leases: &[Lease]) -> Option<Violation> {
         let lost = self.lost.iter().filter_map(|(id, ..)| leases.iter().find(|lease| lease.id == *id));
         match lost.collect::<Vec<_>>()[..] {

@@ -31,7 +31,8 @@ use crate::clock::Clock;
 use crate::mps::is_of_mps;
 use crate::violation::{self, Kind, Noted, Violation};
 
-/// The pause between two rounds where GPUs' own records are read, about as often as the driver hands them out.
+/// The pause between two rounds where GPUs' own records are read, about as often as the driver hands them
+/// out.
 const FAST: Duration = Duration::from_millis(35);
 /// How often the store's time stamp is looked at.
 const CHANGES: Duration = Duration::from_millis(50);
@@ -53,8 +54,8 @@ const REFRESH: Duration = Duration::from_millis(250);
 /// A GPU whose driver has told samples within this time tells them.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Measures until no container holds a share. Without NVML it only searches, and returns once NVML's library can be
-/// opened without waiting for a file lease.
+/// Measures until no container holds a share. Without NVML it only searches, and returns once NVML's library
+/// can be opened without waiting for a file lease.
 pub fn run(
     nvml: Option<&Nvml>,
     node: &Node,
@@ -230,8 +231,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Notes the processes on GPUs, since a short one may have ended by the time of its first sample, and weighs
-    /// the contexts of those that libraries hold.
+    /// Notes the processes on GPUs, since a short one may have ended by the time of its first sample, and
+    /// weighs the contexts of those that libraries hold.
     fn list_processes(&mut self) {
         let Self { gpus, fallback, kept, owners, leases, limits, .. } = self;
         let is_due = fallback.begin_weighing();
@@ -332,8 +333,8 @@ impl<'a> Session<'a> {
         self.leases.iter().filter_map(named).collect()
     }
 
-    /// Rewrites limits files that differ from their leases. An update that was killed leaves such a file too, so only a
-    /// file that differs again soon proves anything.
+    /// Rewrites limits files that differ from their leases. An update that was killed leaves such a file too,
+    /// so only a file that differs again soon proves anything.
     fn mend(&mut self) -> Vec<Violation> {
         let mut found = Vec::new();
         self.mended.retain(|_, at| at.elapsed() < AGAIN);
@@ -355,8 +356,8 @@ impl<'a> Session<'a> {
         found
     }
 
-    /// What the driver counts of each container, and what is wrong with that where no supervisor holds it. Notes
-    /// the processes on GPUs by lease, and those of no lease with their memory.
+    /// What the driver counts of each container, and what is wrong with that where no supervisor holds it.
+    /// Notes the processes on GPUs by lease, and those of no lease with their memory.
     fn audit(
         &mut self,
         on_gpu: &mut HashMap<i64, HashSet<u32>>,
@@ -415,8 +416,8 @@ impl<'a> Session<'a> {
         all.into_iter().filter_map(stranger).take(MOST_STRANGERS).collect()
     }
 
-    /// Logs what is new, does what the settings say, and writes it down for the commands, all within bounds for
-    /// each container.
+    /// Logs what is new, does what the settings say, and writes it down for the commands, all within bounds
+    /// for each container.
     fn tell(&mut self, mut found: Vec<Violation>) {
         found.sort();
         found.dedup();

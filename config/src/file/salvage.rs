@@ -6,8 +6,9 @@ use toml::{Table, Value};
 
 use super::{File, line, read, shipped};
 
-/// The shipped settings with the low-level runtimes and the state folder of `files`, despite any other mistakes in
-/// them. `None` if a file cannot be read, or is so far from valid TOML that these two may be lost.
+/// The shipped settings with the low-level runtimes and the state folder of `files`, despite any other
+/// mistakes in them. `None` if a file cannot be read, or is so far from valid TOML that these two may be
+/// lost.
 pub(crate) fn salvage(files: &[PathBuf]) -> Option<File> {
     let mut saved = File::default();
     for path in files {
@@ -33,8 +34,8 @@ const SALVAGED: [(&str, &str); 2] = [("runtime", "candidates"), ("paths", "state
 /// How many lines of a file may be invalid TOML.
 const MOST_SLIPS: usize = 8;
 
-/// `text` without its invalid lines, if these are outside the salvaged sections and removing them loses no salvaged
-/// key.
+/// `text` without its invalid lines, if these are outside the salvaged sections and removing them loses no
+/// salvaged key.
 pub(super) fn without_slips(text: &str) -> Option<Table> {
     // Lines inside a string mean nothing by themselves.
     if text.contains("\"\"\"") || text.contains("'''") {

@@ -1,7 +1,8 @@
 //! The container's `libnvidia-ml.so.1`: exported names over the hooks of `gpushare_intercept::nvml`, and
 //! nothing else.
 //!
-//! Only the profile `shim` builds it (see `intercept/link.rs`); every other profile produces an empty library.
+//! Only the profile `shim` builds it (see `intercept/link.rs`); every other profile produces an empty
+//! library.
 
 #![cfg_attr(shim, no_std)]
 

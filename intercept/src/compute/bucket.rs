@@ -1,9 +1,9 @@
-//! The bucket that all processes of a container share. The tenant can write every byte in it, so these functions must
-//! not panic, wait or overflow for any value.
+//! The bucket that all processes of a container share. The tenant can write every byte in it, so these
+//! functions must not panic, wait or overflow for any value.
 //!
-//! Each step is one atomic operation, or one atomic operation decides which process makes it. A process may therefore
-//! be killed or stopped between any two steps without blocking others. At most the amount that it was about to add is
-//! lost.
+//! Each step is one atomic operation, or one atomic operation decides which process makes it. A process may
+//! therefore be killed or stopped between any two steps without blocking others. At most the amount that it
+//! was about to add is lost.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +11,8 @@ use gpushare_region::Bucket;
 
 use super::{CAP, Ground, MICROSECOND, MILLISECOND, NAP, STALE};
 
-/// Refills closer together than this are left to the next one, which keeps the rounding error below 1 in 5,000.
+/// Refills closer together than this are left to the next one, which keeps the rounding error below 1 in
+/// 5,000.
 const LEAST_REFILL: u64 = 20 * MICROSECOND;
 /// The longest time that one refill counts.
 const LONGEST_REFILL: u64 = 3_600_000 * MILLISECOND;
@@ -39,7 +40,8 @@ impl<'a> Shared<'a> {
     /// Adds the time earned at `rate` (hundredths of a percent) since the last refill by any process.
     pub(super) fn refill(&self, now: u64, rate: u64) {
         let last = self.bucket.refilled.load(Relaxed);
-        // A process that read the clock before the last refill is late. A time stamp far in the future is invalid.
+        // A process that read the clock before the last refill is late. A time stamp far in the future is
+        // invalid.
         let late = last > now && last - now < STALE;
         if late || now.wrapping_sub(last) < LEAST_REFILL {
             return;

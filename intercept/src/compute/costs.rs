@@ -34,8 +34,8 @@ impl Costs {
         (kind.tag == key.tag() && kind.count > 0).then_some(kind.cost)
     }
 
-    /// Adds a timing of `key`. Returns the assumed cost of the next launch. A cost that rises is adopted within
-    /// two timings.
+    /// Adds a timing of `key`. Returns the assumed cost of the next launch. A cost that rises is adopted
+    /// within two timings.
     pub(super) fn add(&mut self, key: Key, time: u64) -> u64 {
         let Some(kind) = self.kinds.get_mut(key.place()) else { return time };
         if kind.tag != key.tag() {

@@ -1,11 +1,11 @@
-//! Credit that a process has drawn from the bucket and not yet spent, and the cost of each kind of launch. While there
-//! is credit, a launch checks nothing else.
+//! Credit that a process has drawn from the bucket and not yet spent, and the cost of each kind of launch.
+//! While there is credit, a launch checks nothing else.
 //!
 //! Most programs launch from one thread. While only one thread has used the credit, it changes the word with
-//! plain loads and stores. A locked instruction would first wait for all recent writes of the driver, and would be
-//! more than half of the cost of a limited launch. The first other thread ends this for good. If the first thread is
-//! between its load and its store at that moment, one change can be lost, once in the life of a process: half a
-//! millisecond of GPU time or one launch, which the meter then settles.
+//! plain loads and stores. A locked instruction would first wait for all recent writes of the driver, and
+//! would be more than half of the cost of a limited launch. The first other thread ends this for good. If the
+//! first thread is between its load and its store at that moment, one change can be lost, once in the life of
+//! a process: half a millisecond of GPU time or one launch, which the meter then settles.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -17,14 +17,16 @@ use crate::sys;
 const LAUNCH: u64 = 1 << 40;
 /// In place of a thread: no thread has used the credit yet.
 const NONE: usize = 0;
-/// In place of a thread: several threads have used the credit. No thread has this value: thread values are addresses.
+/// In place of a thread: several threads have used the credit. No thread has this value: thread values are
+/// addresses.
 const SEVERAL: usize = 1;
 
-/// All zero bytes: nothing to spend. The kernel wipes a forked child's copy, so a child starts on the slow path.
+/// All zero bytes: nothing to spend. The kernel wipes a forked child's copy, so a child starts on the slow
+/// path.
 #[repr(C)]
 pub struct Credit {
-    /// Nanoseconds in the lower 40 bits, as a signed number. The upper bits count down the launches that were paid
-    /// here.
+    /// Nanoseconds in the lower 40 bits, as a signed number. The upper bits count down the launches that were
+    /// paid here.
     word: AtomicU64,
     /// The [`sys::thread_pointer`] of the only thread that has used the credit, or [`NONE`], or [`SEVERAL`].
     thread: AtomicUsize,
@@ -55,7 +57,8 @@ const fn nanoseconds(word: u64) -> i64 {
 }
 
 impl Credit {
-    /// Pays for a launch. False: the cost is unknown or the credit is too low; ask the [`Limiter`](super::Limiter).
+    /// Pays for a launch. False: the cost is unknown or the credit is too low; ask the
+    /// [`Limiter`](super::Limiter).
     #[inline(always)]
     pub fn spend(&self, key: Key) -> bool {
         let Some(entry) = self.costs.get(key.place()) else { return false };

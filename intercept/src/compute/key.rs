@@ -1,7 +1,7 @@
 //! The kind of a launch. Launches of one kind are assumed to cost the same.
 
-/// A function with its grid and block, or an executable graph, as a hash. Two kinds with the same hash share their
-/// cost: event pairs and the meter then settle a mixture of both.
+/// A function with its grid and block, or an executable graph, as a hash. Two kinds with the same hash share
+/// their cost: event pairs and the meter then settle a mixture of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(u64);
 

@@ -1,5 +1,5 @@
-//! The slow path of one process on one device, as a state machine. Call it before a launch that credit did not pay
-//! for, and report the launch's outcome to it afterwards. One thread at a time uses it.
+//! The slow path of one process on one device, as a state machine. Call it before a launch that credit did
+//! not pay for, and report the launch's outcome to it afterwards. One thread at a time uses it.
 
 use gpushare_region::{Bucket, LimitLine};
 
@@ -25,8 +25,8 @@ pub struct Ground<'a> {
     pub bucket: &'a Bucket,
     /// Credit that this process may spend.
     pub credit: &'a Credit,
-    /// Whether some stream of this process is being captured. No launch is then paid from credit, since it may only be
-    /// recorded.
+    /// Whether some stream of this process is being captured. No launch is then paid from credit, since it
+    /// may only be recorded.
     pub capturing: bool,
 }
 
@@ -113,7 +113,8 @@ pub struct Counted {
 }
 
 impl Limiter {
-    /// Decides what a launch of `key` must do at `now`, in monotonic nanoseconds. `timing` reads a pair of events.
+    /// Decides what a launch of `key` must do at `now`, in monotonic nanoseconds. `timing` reads a pair of
+    /// events.
     pub fn ask(
         &mut self,
         ground: &Ground<'_>,
@@ -140,8 +141,8 @@ impl Limiter {
         self.mark(ground, key, estimate)
     }
 
-    /// The driver accepted the launch of pair `pair`. `late`: by how many nanoseconds an event may have been delayed
-    /// because the processor was busy with something else; `None`: the events were not recorded.
+    /// The driver accepted the launch of pair `pair`. `late`: by how many nanoseconds an event may have been
+    /// delayed because the processor was busy with something else; `None`: the events were not recorded.
     ///
     /// A late timing of a known kind is ignored. The first timing of a kind is used even if it is late.
     pub fn launched(&mut self, pair: usize, late: Option<u64>) {
@@ -165,8 +166,8 @@ impl Limiter {
         self.look(&Shared::new(ground), ground.credit, pair, &mut |_| timing)
     }
 
-    /// The launch of pair `pair` had used the device for up to `time` nanoseconds when its context ended. This says
-    /// nothing about the cost of its kind.
+    /// The launch of pair `pair` had used the device for up to `time` nanoseconds when its context ended.
+    /// This says nothing about the cost of its kind.
     pub fn cut_short(&mut self, ground: &Ground<'_>, pair: usize, time: u64) {
         let estimate = self.marks.get(pair).map_or(0, |mark| mark.estimate);
         let more = i64::try_from(time.saturating_sub(estimate)).unwrap_or(i64::MAX);
@@ -179,7 +180,8 @@ impl Limiter {
         self.clear(pair);
     }
 
-    /// Takes the fast path's credit back, so that every launch asks from now on. Called when a capture begins.
+    /// Takes the fast path's credit back, so that every launch asks from now on. Called when a capture
+    /// begins.
     pub fn close(&mut self, credit: &Credit) {
         self.collect(credit);
     }
@@ -375,8 +377,8 @@ impl Limiter {
         self.clear(pair);
     }
 
-    /// Frees the place of `pair`: nothing more will be known about its launch. A later launch will show when it has
-    /// ended.
+    /// Frees the place of `pair`: nothing more will be known about its launch. A later launch will show when
+    /// it has ended.
     fn clear(&mut self, pair: usize) {
         if let Some(mark) = self.marks.get_mut(pair) {
             *mark = Mark::default();

@@ -25,8 +25,8 @@ impl Share {
     }
 }
 
-/// The most that programs may use of the GPU of `line`, in percent. A container that may use idle time is held only to
-/// its ceiling: this library does not know which other containers are active.
+/// The most that programs may use of the GPU of `line`, in percent. A container that may use idle time is
+/// held only to its ceiling: this library does not know which other containers are active.
 #[inline(always)]
 fn most_percent(line: &LimitLine) -> u32 {
     let cores = line.cores_percent.load(Relaxed);

@@ -1,5 +1,6 @@
-//! Captures in progress. While there is one, no launch of this process is paid from credit, since it may only be
-//! recorded: each launch has to query the driver. A capture ends by its own call, or with its stream or context.
+//! Captures in progress. While there is one, no launch of this process is paid from credit, since it may only
+//! be recorded: each launch has to query the driver. A capture ends by its own call, or with its stream or
+//! context.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -7,7 +8,8 @@ use super::stream_handle::{PER_THREAD_STREAM, StreamHandle};
 use super::{Context, Here, SUCCESS, Status, Stream, here};
 use crate::mutex::Mutex;
 
-/// How many captures are tracked individually. Further captures are only counted, and end only by their own call.
+/// How many captures are tracked individually. Further captures are only counted, and end only by their own
+/// call.
 const FOLLOWED: usize = 64;
 
 #[repr(C)]
@@ -25,8 +27,8 @@ struct Capture {
     context: Context,
 }
 
-/// The canonical handle of the stream. Handle 0 means the legacy or the per-thread stream, and the legacy stream
-/// cannot be captured.
+/// The canonical handle of the stream. Handle 0 means the legacy or the per-thread stream, and the legacy
+/// stream cannot be captured.
 const fn name(stream: Stream) -> Stream {
     if stream == 0 { PER_THREAD_STREAM } else { stream }
 }

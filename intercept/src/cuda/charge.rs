@@ -49,20 +49,20 @@ impl Charge {
         let book = here.book();
         charge.is_managed = true;
         book.settle_managed(device.into(), 0, bytes);
-        // A supervisor does not count managed memory, so after a concurrent allocation each process has to check
-        // again.
+        // A supervisor does not count managed memory, so after a concurrent allocation each process has to
+        // check again.
         let fits = !book.is_supervised(device.into()) || !book.is_over_limit(device.into());
         fits.then_some(charge)
     }
 
-    /// Charges the cost of a process's first context: the most that was seen, or all that is left if a bare context
-    /// fits. `None`: it does not fit.
+    /// Charges the cost of a process's first context: the most that was seen, or all that is left if a bare
+    /// context fits. `None`: it does not fit.
     pub(super) fn for_context(here: Here, device: u8) -> Option<Self> {
         let book = here.book();
         let ContextCost { bare, most } = book.context_cost(device.into());
         if book.is_supervised(device.into()) {
-            // RM decides whether it fits. But a limit that may grow does not grow by itself, and RM does not count
-            // managed memory.
+            // RM decides whether it fits. But a limit that may grow does not grow by itself, and RM does not
+            // count managed memory.
             let is_short = book.room(device.into()) < bare;
             if is_short && !book.ask_for_more(device.into(), bare) && book.managed(device.into()) > 0 {
                 let charge = Self::take_once(here, device, bare); // this looks for dead processes
@@ -159,8 +159,8 @@ pub(super) fn line(here: Here, entry: &Entry) -> u8 {
     }
 }
 
-/// Frees the object of `kind` and `key` with `call`, then passes its entry to `freed`. For an unknown object it only
-/// calls the driver.
+/// Frees the object of `kind` and `key` with `call`, then passes its entry to `freed`. For an unknown object
+/// it only calls the driver.
 pub(super) fn free(
     here: Here,
     kind: Kind,

@@ -1,5 +1,5 @@
-//! The contexts of this process, by our number, and the current context of the calling thread. The hooks that create
-//! and end contexts are in [`lifetime`](super::lifetime).
+//! The contexts of this process, by our number, and the current context of the calling thread. The hooks that
+//! create and end contexts are in [`lifetime`](super::lifetime).
 
 use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
@@ -8,8 +8,8 @@ use gpushare_region::{ContextCost, MAX_DEVICES};
 use super::{Context, Device, Here, SUCCESS, Status, line_of, real};
 use crate::mutex::Mutex;
 
-/// How many contexts can be tracked to their end. The objects of further contexts stay charged until they are freed
-/// one by one.
+/// How many contexts can be tracked to their end. The objects of further contexts stay charged until they are
+/// freed one by one.
 const KNOWN: usize = 64;
 /// `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`, numbered from 0.
 pub(super) const LIMITS: usize = 3;
@@ -18,12 +18,12 @@ pub(super) const LIMITS: usize = 3;
 #[repr(C)]
 pub(super) struct Contexts {
     pub(super) known: [Known; KNOWN],
-    /// Locked by the one thread that creates a context: two threads that pay its cost at once would need room for it
-    /// twice. Taken before `lines`.
+    /// Locked by the one thread that creates a context: two threads that pay its cost at once would need room
+    /// for it twice. Taken before `lines`.
     pub(super) making: Mutex<()>,
-    /// By line of the limits file. Locked while a context is created or ended, including the driver's call. The holder
-    /// may take the locks of the families, so no thread may take a charge while holding it: a charge searches all
-    /// families for room.
+    /// By line of the limits file. Locked while a context is created or ended, including the driver's call.
+    /// The holder may take the locks of the families, so no thread may take a charge while holding it: a
+    /// charge searches all families for room.
     pub(super) lines: Mutex<[Line; MAX_DEVICES]>,
 }
 
@@ -58,8 +58,8 @@ pub(super) struct Known {
 /// Where an allocation of the calling thread goes.
 #[derive(Clone, Copy)]
 pub(super) struct Current {
-    /// Number of the context whose end frees the allocation; 0 if there was no place for it, or if it is a green
-    /// context.
+    /// Number of the context whose end frees the allocation; 0 if there was no place for it, or if it is a
+    /// green context.
     pub(super) context: u8,
     /// Number of the context that the default streams belong to; 0 if there was no place for it.
     pub(super) queues: u8,
@@ -111,7 +111,8 @@ impl Contexts {
     }
 }
 
-/// The calling thread's context and device; `None` if it has no context. The driver's own answer will report that.
+/// The calling thread's context and device; `None` if it has no context. The driver's own answer will report
+/// that.
 pub(super) fn current(here: Here) -> Option<Current> {
     let handle = current_handle()?;
     match here.state.contexts.find(handle) {
@@ -161,7 +162,8 @@ pub(super) fn within<T>(context: Context, act: impl FnOnce() -> T) -> Result<T, 
     Ok(result)
 }
 
-/// Runs `act` in the context of `number`, which cannot end in the meantime. Skips `act` if there is no such context.
+/// Runs `act` in the context of `number`, which cannot end in the meantime. Skips `act` if there is no such
+/// context.
 pub(super) fn within_number(here: Here, number: u64, act: impl FnOnce()) {
     let contexts = &here.state.contexts;
     let _lines = contexts.lines.lock();
@@ -183,8 +185,8 @@ pub(super) fn line_of_context(here: Here, context: Context) -> Option<u8> {
     known.map(|(_, known)| known.device.load(Ordering::Relaxed))
 }
 
-/// Enters the current context, which was created by a call that we did not see. Its cost is charged even beyond the
-/// limit.
+/// Enters the current context, which was created by a call that we did not see. Its cost is charged even
+/// beyond the limit.
 #[cold]
 fn adopt(here: Here, handle: Context) -> Option<Current> {
     let device = line_of(here, current_device().ok()?);

@@ -1,5 +1,5 @@
-//! Limits of a context that use device memory. Memory above the driver's defaults is charged before the driver makes
-//! room for it. The other limits use no memory, or an undocumented amount.
+//! Limits of a context that use device memory. Memory above the driver's defaults is charged before the
+//! driver makes room for it. The other limits use no memory, or an undocumented amount.
 
 use core::sync::atomic::Ordering;
 
@@ -13,8 +13,8 @@ const STACK: usize = 0;
 const MULTIPROCESSORS: i32 = 16; // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 const THREADS_PER_MULTIPROCESSOR: i32 = 39; // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR
 
-/// The device memory that a limit uses: for the stack, one stack for each thread that the device can run; otherwise
-/// the size of the buffer.
+/// The device memory that a limit uses: for the stack, one stack for each thread that the device can run;
+/// otherwise the size of the buffer.
 fn taken_by(limit: usize, value: u64) -> u64 {
     if limit != STACK {
         return charged(value);

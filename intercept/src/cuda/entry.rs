@@ -1,5 +1,5 @@
-//! Initialisation and entry points. The driver resolves every name; then only the real address of a hooked function is
-//! replaced by ours. So the driver alone handles versions, flags and suffixes.
+//! Initialisation and entry points. The driver resolves every name; then only the real address of a hooked
+//! function is replaced by ours. So the driver alone handles versions, flags and suffixes.
 
 use core::ffi::{CStr, c_char};
 

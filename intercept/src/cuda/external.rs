@@ -1,6 +1,6 @@
-//! External memory: the importer is charged the size in the description. Buffers mapped from it are parts of it. They
-//! are not entered, so freeing one goes to the driver like any unknown pointer. Memory of another process that is
-//! opened through an IPC handle is charged to its exporter and needs no hook.
+//! External memory: the importer is charged the size in the description. Buffers mapped from it are parts of
+//! it. They are not entered, so freeing one goes to the driver like any unknown pointer. Memory of another
+//! process that is opened through an IPC handle is charged to its exporter and needs no hook.
 
 use core::ffi::c_void;
 

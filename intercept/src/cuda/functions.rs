@@ -3,8 +3,8 @@
 //! original.
 //!
 //! Functions that have no hook, although their names suggest it:
-//! - `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`, `cuMemPoolImportPointer`: memory of another process, which is
-//!   charged for it. Its pointer stays unknown, so freeing it goes to the driver.
+//! - `cuIpcOpenMemHandle`, `cuIpcCloseMemHandle`, `cuMemPoolImportPointer`: memory of another process, which
+//!   is charged for it. Its pointer stays unknown, so freeing it goes to the driver.
 //! - `cuMulticastCreate`: an object without memory of its own. Only physical memory is bound to it.
 //! - `cuGraphAddMemAllocNode`, `cuGraphAddNode*`, `cuGraphExecUpdate*`: see `graph`.
 //! - `cuMemGetMemPool`, `cuMemGetDefaultMemPool`: a pool becomes known at its first allocation.

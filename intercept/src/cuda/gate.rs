@@ -1,6 +1,6 @@
-//! The launches as programs call them. Two instructions check whether any GPU of the container is limited. If none is,
-//! the driver gets the call unchanged, including arguments on the stack. For graphs, two more instructions check
-//! whether any graph ever had memory nodes.
+//! The launches as programs call them. Two instructions check whether any GPU of the container is limited. If
+//! none is, the driver gets the call unchanged, including arguments on the stack. For graphs, two more
+//! instructions check whether any graph ever had memory nodes.
 
 use core::ffi::c_void;
 
@@ -37,8 +37,8 @@ macro_rules! gated {
     )* };
 }
 
-/// Same as above. Between a call and its first instruction x16 and x17 are free to use (Procedure Call Standard for
-/// the Arm 64-bit Architecture).
+/// Same as above. Between a call and its first instruction x16 and x17 are free to use (Procedure Call
+/// Standard for the Arm 64-bit Architecture).
 #[cfg(target_arch = "aarch64")]
 macro_rules! gated {
     ($($other:ident::$name:ident($($argument:ident: $type:ty),* $(,)?) $(unless $word:ident)?;)*) => { $(

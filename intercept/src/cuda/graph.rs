@@ -1,12 +1,13 @@
 //! Memory nodes of graphs: the driver keeps one reserve per device for all graphs of the process.
 //!
-//! An executable graph needs at most the sum of its nodes. The possible growth of the reserve is charged before the
-//! graph is instantiated, uploaded or launched. It stays charged until the launch has run; then the driver's own
-//! figure counts. Until then graphs may run concurrently, each with its own memory.
+//! An executable graph needs at most the sum of its nodes. The possible growth of the reserve is charged
+//! before the graph is instantiated, uploaded or launched. It stays charged until the launch has run; then
+//! the driver's own figure counts. Until then graphs may run concurrently, each with its own memory.
 //!
-//! Nodes are found when a graph is instantiated, wherever they come from (`cuGraphAddMemAllocNode`, `cuGraphAddNode*`,
-//! captures, clones), so the functions that create them need no hook. Neither does `cuGraphExecUpdate`: it cannot
-//! change memory nodes; bodies of conditional nodes cannot hold any (CUDA driver API, graph management).
+//! Nodes are found when a graph is instantiated, wherever they come from (`cuGraphAddMemAllocNode`,
+//! `cuGraphAddNode*`, captures, clones), so the functions that create them need no hook. Neither does
+//! `cuGraphExecUpdate`: it cannot change memory nodes; bodies of conditional nodes cannot hold any (CUDA
+//! driver API, graph management).
 
 pub(super) mod nodes;
 
@@ -33,7 +34,8 @@ const LAUNCHES: usize = 128;
 #[repr(C)]
 pub(super) struct Graphs {
     books: Mutex<Books>,
-    /// Locked while a graph with memory nodes is launched, so that two launches do not count on the same free memory.
+    /// Locked while a graph with memory nodes is launched, so that two launches do not count on the same free
+    /// memory.
     launching: Mutex<()>,
 }
 
@@ -93,8 +95,8 @@ impl Reserve {
         self.charged = now;
     }
 
-    /// Launches that needed `bytes` have run. They may have left memory behind, but at most the amount that graphs
-    /// hold now.
+    /// Launches that needed `bytes` have run. They may have left memory behind, but at most the amount that
+    /// graphs hold now.
     fn ran(&mut self, here: Here, line: usize, bytes: u64) {
         self.launched = self.launched.saturating_sub(bytes);
         let left = self.base.saturating_add(bytes);
@@ -197,20 +199,21 @@ pub(super) fn trim_all(here: Here) {
     books.end(here, |_| false);
 }
 
-/// Charges the possible growth of the reserve when a new graph, which needs `bytes`, runs concurrently with earlier
-/// launches.
+/// Charges the possible growth of the reserve when a new graph, which needs `bytes`, runs concurrently with
+/// earlier launches.
 fn charge_growth(here: Here, line: u8, bytes: u64) -> Option<Charge> {
     let take = || {
         let reserve = here.state.graphs.books.lock().reserves.get(usize::from(line)).copied()?;
         let needed = reserve.base.saturating_add(reserve.launched).saturating_add(bytes);
         Charge::take(here, line, needed.saturating_sub(reserve.charged))
     };
-    // A refusal has trimmed the reserve and checked which launches have run, so the growth that must fit has changed.
+    // A refusal has trimmed the reserve and checked which launches have run, so the growth that must fit has
+    // changed.
     take().or_else(take)
 }
 
-/// Charges a launch and records it before the driver takes it. No other thread can release the room that it counts on,
-/// from its last run or from the reserve, in the meantime.
+/// Charges a launch and records it before the driver takes it. No other thread can release the room that it
+/// counts on, from its last run or from the reserve, in the meantime.
 fn admit(here: Here, executable: usize, line: u8, bytes: u64, queue: Queue) -> bool {
     let admitted = || {
         let books = &mut *here.state.graphs.books.lock();

@@ -1,6 +1,6 @@
-//! The families that hold memory beyond its use. Pools, pending frees and graphs hold it until work has run; pools and
-//! graphs also keep a reserve; exports hold it until their descriptor is closed. Queues and charges reach each family
-//! through this module.
+//! The families that hold memory beyond its use. Pools, pending frees and graphs hold it until work has run;
+//! pools and graphs also keep a reserve; exports hold it until their descriptor is closed. Queues and charges
+//! reach each family through this module.
 
 use super::queue::{Holders, Ran};
 use super::stream_handle::relaxed;

@@ -1,10 +1,10 @@
-//! Launches: each pays for its GPU time before it goes to the driver. `crate::compute` decides. This file adds the
-//! driver's events, the clock and the sleep.
+//! Launches: each pays for its GPU time before it goes to the driver. `crate::compute` decides. This file
+//! adds the driver's events, the clock and the sleep.
 //!
-//! A thread that has to wait sleeps in its launch and holds the turn. Other threads wait for the turn; only launches
-//! that credit pays for pass them. The state is not locked during the sleep, so that a context can end in the
-//! meantime. No lock is held while the driver launches: the driver may call back into the program, which may launch
-//! too, or it may wait for room in a stream.
+//! A thread that has to wait sleeps in its launch and holds the turn. Other threads wait for the turn; only
+//! launches that credit pays for pass them. The state is not locked during the sleep, so that a context can
+//! end in the meantime. No lock is held while the driver launches: the driver may call back into the program,
+//! which may launch too, or it may wait for room in a stream.
 
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -18,11 +18,12 @@ use crate::compute::{Answer, Credit, Ground, Key, Limiter, Share, Shared, TIMED,
 use crate::mutex::Mutex;
 use crate::sys;
 
-/// The first check of the exported launches. Once the books are open, this is the limits file's number of limited
-/// GPUs; until then it is our own word that is not 0.
+/// The first check of the exported launches. Once the books are open, this is the limits file's number of
+/// limited GPUs; until then it is our own word that is not 0.
 pub(super) static GATE: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const CLOSED).cast_mut());
 static CLOSED: AtomicU32 = AtomicU32::new(1);
-/// The word used without a limits file. Nothing is then granted, so there is no context and no launch to limit.
+/// The word used without a limits file. Nothing is then granted, so there is no context and no launch to
+/// limit.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
 /// The launcher of the device if only one device is granted. The fast path then checks nothing else.
@@ -94,8 +95,8 @@ fn is_limited(here: Here, line: usize) -> bool {
     here.book().limits.and_then(|limits| limits.devices.get(line)).is_some_and(Share::is_limited)
 }
 
-/// The line of the GPU of `stream`. It can differ from the current context's GPU: a graph and a `CUkernel` run on the
-/// GPU of their stream.
+/// The line of the GPU of `stream`. It can differ from the current context's GPU: a graph and a `CUkernel`
+/// run on the GPU of their stream.
 fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
     if is_default(stream) {
         return current(here).map(|current| current.device);
@@ -124,8 +125,8 @@ fn line_of_stream(here: Here, stream: Stream) -> Option<u8> {
 pub(super) fn is_paid(key: Key, stream: Stream) -> bool {
     let only = ONLY.load(Relaxed);
     if !only.is_null() {
-        // SAFETY: a part of this process's state, which is never unmapped. It is wiped in a forked child, which then
-        // finds no credit.
+        // SAFETY: a part of this process's state, which is never unmapped. It is wiped in a forked child,
+        // which then finds no credit.
         return unsafe { &*only }.credit.spend(key);
     }
     is_paid_on_its_device(key, stream)
@@ -162,8 +163,8 @@ pub(super) fn launch_slowly(key: Key, handle: StreamHandle, call: &mut dyn FnMut
 }
 
 impl Launcher {
-    /// Waits until a launch of `key` may go. `Some`: time the launch with the pair of events with this number, then
-    /// call [`launched`](Self::launched). `None`: the launch needs nothing more.
+    /// Waits until a launch of `key` may go. `Some`: time the launch with the pair of events with this
+    /// number, then call [`launched`](Self::launched). `None`: the launch needs nothing more.
     fn admit(&self, here: Here, line: usize, key: Key) -> Option<usize> {
         let ground = self.ground(here, line)?;
         let start = sys::now();
@@ -214,15 +215,16 @@ impl Launcher {
         if status == SUCCESS && timed {
             timed = relaxed(|| lent.as_mut().is_some_and(|pair| pair.end(handle, waited)));
         }
-        // The usual time of a launch is known. Any excess means that the thread lost the processor and is late.
+        // The usual time of a launch is known. Any excess means that the thread lost the processor and is
+        // late.
         let late = sys::now().saturating_sub(start).saturating_sub(waited.min(USUAL_LAUNCH));
         let late = timed.then_some(if idle { late } else { 0 });
         self.launched(here, line, number, lent, (status == SUCCESS).then_some(late));
         status
     }
 
-    /// Reports the outcome of the launch of pair `number` to the limiter; its events were `lent` for it. `outcome`:
-    /// the argument of [`Limiter::launched`]; `None`: the driver refused the launch.
+    /// Reports the outcome of the launch of pair `number` to the limiter; its events were `lent` for it.
+    /// `outcome`: the argument of [`Limiter::launched`]; `None`: the driver refused the launch.
     fn launched(
         &self,
         here: Here,
@@ -277,8 +279,8 @@ impl Asked {
         }
     }
 
-    /// Charges launches that had not ended when `context` ended: the driver may have let them run to completion.
-    /// Concurrent kernels are charged once, for the time of the longest.
+    /// Charges launches that had not ended when `context` ended: the driver may have let them run to
+    /// completion. Concurrent kernels are charged once, for the time of the longest.
     fn context_ended(&mut self, ground: Option<&Ground<'_>>, context: Context) {
         let Self { limiter, pairs } = self;
         let mut first: Option<(u64, usize)> = None;
@@ -298,7 +300,8 @@ impl Asked {
     }
 }
 
-/// `context` is about to end, or one of its users releases it. Call [`context_ended`] or [`context_stays`] afterwards.
+/// `context` is about to end, or one of its users releases it. Call [`context_ended`] or [`context_stays`]
+/// afterwards.
 pub(super) fn context_ends(here: Here, context: Context) {
     here.state.launches.each(|line, launcher| {
         launcher.asked.lock().context_ends(launcher.ground(here, line).as_ref(), context);

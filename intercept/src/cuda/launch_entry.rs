@@ -41,8 +41,8 @@ pub(super) mod limited {
 
     macro_rules! kernels {
         ($($name:ident, $per_thread:literal ($($last:ident)?);)*) => { $(
-            /// The arguments on the stack are declared as whole words, so that the calls can be jumps that leave them
-            /// in place.
+            /// The arguments on the stack are declared as whole words, so that the calls can be jumps that
+            /// leave them in place.
             pub unsafe extern "C" fn $name(
                 function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: usize,
                 shared: usize, stream: Stream, parameters: *mut c_void $(, $last: *mut c_void)?
@@ -138,8 +138,8 @@ pub(super) mod limited {
     }
 }
 
-/// One launch on each of several devices. The launch in the current context can be timed. The others are charged an
-/// estimate, which the meter settles.
+/// One launch on each of several devices. The launch in the current context can be timed. The others are
+/// charged an estimate, which the meter settles.
 ///
 /// The caller's count may be wrong. The driver takes one launch per device, so no more are read.
 ///

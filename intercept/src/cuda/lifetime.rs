@@ -1,10 +1,10 @@
-//! Creates and ends contexts: charges the memory that the driver takes for the first context of a process on a device,
-//! and releases everything that ends with a context.
+//! Creates and ends contexts: charges the memory that the driver takes for the first context of a process on
+//! a device, and releases everything that ends with a context.
 //!
-//! The driver does not report what a context costs, and other tenants' use makes differences of its free figure
-//! meaningless. The host provides the observed cost of contexts, and that is charged as long as a context of this
-//! process is alive. Near the limit the host's figure for the container replaces it, including the cost of further
-//! contexts.
+//! The driver does not report what a context costs, and other tenants' use makes differences of its free
+//! figure meaningless. The host provides the observed cost of contexts, and that is charged as long as a
+//! context of this process is alive. Near the limit the host's figure for the container replaces it,
+//! including the cost of further contexts.
 
 pub(super) mod green;
 
@@ -33,8 +33,8 @@ unsafe fn make(device: Device, handle: *mut Context, primary: bool, call: impl F
     let is_charged =
         |lines: &[Line]| lines.get(usize::from(device_line)).is_some_and(|line| line.charged > 0);
     let _making = contexts.making.lock();
-    // Hold the lock around the driver's call. Otherwise another thread could end the last context between the driver's
-    // answer and our record.
+    // Hold the lock around the driver's call. Otherwise another thread could end the last context between the
+    // driver's answer and our record.
     let mut lines = contexts.lines.lock();
     let mut charge = None;
     while charge.is_none() && !is_charged(&*lines) {
@@ -85,8 +85,8 @@ fn leave_unplaced(here: Here, lines: &mut [Line], device: u8) {
     }
 }
 
-/// Counts one context less on `device`. With the last one, releases its cost and everything that lived in any context
-/// of the device.
+/// Counts one context less on `device`. With the last one, releases its cost and everything that lived in any
+/// context of the device.
 fn count_out(here: Here, lines: &mut [Line], device: u8) {
     let Some(line) = lines.get_mut(usize::from(device)) else { return };
     line.alive = line.alive.saturating_sub(1);
@@ -105,15 +105,16 @@ fn count_out(here: Here, lines: &mut [Line], device: u8) {
     book.release(usize::from(device), charged);
 }
 
-/// Whether the object ends with its context. Pools follow the driver's figures, and physical memory needs no context.
+/// Whether the object ends with its context. Pools follow the driver's figures, and physical memory needs no
+/// context.
 fn lives_in_context(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Linear | Kind::Spilled | Kind::Array | Kind::Mipmap | Kind::External)
 }
 
 /// Whether a detach has ended the context. It does so only if nothing else is attached to it.
 fn is_gone(context: Context) -> bool {
-    /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`. Any other error does not mean that the
-    /// context is gone.
+    /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_CONTEXT_IS_DESTROYED`. Any other error does not mean that
+    /// the context is gone.
     const GONE: [Status; 2] = [201, 709];
     device_of(context).is_err_and(|status| GONE.contains(&status))
 }

@@ -21,7 +21,8 @@ pub(super) unsafe fn allocate<N: Copy + TryInto<u64>>(
     unsafe { allocate_or(kind, Charge::take_uncounted, bytes, key, call, refuse) }
 }
 
-/// Like [`allocate`], with the charge from `take`. If the bytes do not fit into the share, `otherwise` answers.
+/// Like [`allocate`], with the charge from `take`. If the bytes do not fit into the share, `otherwise`
+/// answers.
 ///
 /// # Safety
 /// Same as [`allocate`].
@@ -79,7 +80,8 @@ fn free_pointer(pointer: u64, call: impl FnOnce() -> Status) -> Status {
     }
 }
 
-/// Like [`allocate_or`], for `height` rows of `width` bytes. The driver chooses the pitch and writes it to `pitch`.
+/// Like [`allocate_or`], for `height` rows of `width` bytes. The driver chooses the pitch and writes it to
+/// `pitch`.
 ///
 /// # Safety
 /// `pointer` and `pitch` are each null, or readable after `call` or `otherwise` succeeded.

@@ -1,8 +1,8 @@
 //! The CUDA driver as the container sees it: the hooks, and the state that they share.
 //!
-//! A hook is thin: it finds this process's state, asks the books, calls the real function with the caller's own
-//! arguments and settles. Calls that the books cannot answer (no context, a null pointer, an unknown handle) go to the
-//! driver.
+//! A hook is thin: it finds this process's state, asks the books, calls the real function with the caller's
+//! own arguments and settles. Calls that the books cannot answer (no context, a null pointer, an unknown
+//! handle) go to the driver.
 
 mod array;
 mod capture;
@@ -121,8 +121,8 @@ fn line_of(here: Here, device: Device) -> u8 {
     line.unwrap_or(UNLISTED)
 }
 
-/// The device's UUID. Only the second form returns the UUID of a MIG instance, and only drivers from 470 on have it
-/// (cuda.h, CUDA 11.4).
+/// The device's UUID. Only the second form returns the UUID of a MIG instance, and only drivers from 470 on
+/// have it (cuda.h, CUDA 11.4).
 fn uuid_of(device: Device) -> Option<[u8; 16]> {
     let mut uuid = [0; 16];
     // SAFETY: the driver writes 16 bytes.

@@ -1,8 +1,8 @@
 //! Makes the program a client of the GPU's MPS server if its container holds an MPS share.
 //!
-//! The driver reads the daemon's pipe folder and the client's limits from the environment at `cuInit`. This module
-//! sets them from the limits file: a program that `exec` or a shell starts without them would get all of the GPU's
-//! threads.
+//! The driver reads the daemon's pipe folder and the client's limits from the environment at `cuInit`. This
+//! module sets them from the limits file: a program that `exec` or a shell starts without them would get all
+//! of the GPU's threads.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::Ordering::Relaxed;
@@ -20,8 +20,8 @@ unsafe extern "C" {
     fn setenv(name: *const c_char, value: *const c_char, overwrite: c_int) -> c_int;
 }
 
-/// Sets the environment for the driver's `cuInit`, unless the container's share is not an MPS share. A smaller
-/// percentage set by the program itself stays, so that a program can divide its container's share.
+/// Sets the environment for the driver's `cuInit`, unless the container's share is not an MPS share. A
+/// smaller percentage set by the program itself stays, so that a program can divide its container's share.
 pub(super) fn join() {
     let Some(here) = here() else { return };
     // A container reaches one daemon, so its share has one line.
@@ -36,8 +36,8 @@ pub(super) fn join() {
         text.number(percent.into());
         set(PERCENTAGE, text.as_c());
     }
-    // Uses the client's own number of the GPU. The server rounds the limit and counts each process alone, so the books
-    // enforce it.
+    // Uses the client's own number of the GPU. The server rounds the limit and counts each process alone, so
+    // the books enforce it.
     let mut text = Text::default();
     text.put(b"0=");
     // Only our books enforce a limit that may grow: MPS reads this once.
@@ -47,8 +47,8 @@ pub(super) fn join() {
 }
 
 fn set(name: &CStr, value: &CStr) {
-    // SAFETY: both are C strings, which the C library copies. A program that reads the environment in another thread
-    // at the same time takes the same risk as with any library that calls it.
+    // SAFETY: both are C strings, which the C library copies. A program that reads the environment in another
+    // thread at the same time takes the same risk as with any library that calls it.
     let _ = unsafe { setenv(name.as_ptr(), value.as_ptr(), 1) };
 }
 

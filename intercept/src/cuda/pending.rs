@@ -7,7 +7,8 @@ use super::{Here, Status, Stream, charge, spill};
 use crate::mutex::Mutex;
 use crate::table::{Entry, Kind};
 
-/// Places for frees: two for each pair of stream and device that is tracked separately. Further frees wait together.
+/// Places for frees: two for each pair of stream and device that is tracked separately. Further frees wait
+/// together.
 const MOST: usize = 128;
 
 /// Frees that may not have run yet.

@@ -1,9 +1,9 @@
 //! Stream-ordered memory: a pool is charged for the driver's reserve, not for the memory that is live in it.
 //!
-//! Before an allocation the largest possible growth of the pool is charged. If that does not fit, nothing is charged
-//! provided that the pool has enough room that is already paid for. After the allocation the pool is settled to the
-//! driver's own figure. Freed memory returns when the pool shrinks, so pools are also settled at frees, trims and
-//! synchronisations.
+//! Before an allocation the largest possible growth of the pool is charged. If that does not fit, nothing is
+//! charged provided that the pool has enough room that is already paid for. After the allocation the pool is
+//! settled to the driver's own figure. Freed memory returns when the pool shrinks, so pools are also settled
+//! at frees, trims and synchronisations.
 
 pub(super) mod memory;
 mod owner;
@@ -25,7 +25,8 @@ const RESERVED: i32 = 5; // CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
 const USED: i32 = 7; // CU_MEMPOOL_ATTR_USED_MEM_CURRENT
 const ON_DEVICE: i32 = 1; // CU_MEM_LOCATION_TYPE_DEVICE
 const MANAGED: i32 = 2; // CU_MEM_ALLOCATION_TYPE_MANAGED
-/// `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_INVALID_HANDLE`: the driver's answers for a pool that has ended.
+/// `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_INVALID_HANDLE`: the driver's answers for a pool that has
+/// ended.
 const GONE: [Status; 2] = [1, 400];
 
 /// The pools that this process has allocated from or created.
@@ -39,8 +40,8 @@ pub(super) struct Pools {
     room: Mutex<()>,
 }
 
-/// Counts the calls that change which pool `cuMemAllocAsync` uses for a device: by choosing another one, or by
-/// destroying the chosen one, after which the device's default pool is used.
+/// Counts the calls that change which pool `cuMemAllocAsync` uses for a device: by choosing another one, or
+/// by destroying the chosen one, after which the device's default pool is used.
 #[repr(C)]
 struct Choices {
     begun: AtomicU32,
@@ -48,8 +49,8 @@ struct Choices {
 }
 
 impl Choices {
-    /// Changes the chosen pool with `call`. A thread that ends during the call leaves the counts unequal: then every
-    /// allocation queries the driver, which is slow but correct.
+    /// Changes the chosen pool with `call`. A thread that ends during the call leaves the counts unequal:
+    /// then every allocation queries the driver, which is slow but correct.
     fn change(&self, call: impl FnOnce() -> Status) -> Status {
         self.begun.fetch_add(1, Ordering::SeqCst);
         let status = call();
@@ -75,8 +76,9 @@ enum State {
     Charged,
     /// Its memory is not device memory, or another process is charged for it.
     Unpaid,
-    /// Destroyed while allocations were live or frees were pending. The driver then no longer reports how much it
-    /// still holds for the pool. All of it stays charged until the last allocation is freed and that free has run.
+    /// Destroyed while allocations were live or frees were pending. The driver then no longer reports how
+    /// much it still holds for the pool. All of it stays charged until the last allocation is freed and that
+    /// free has run.
     Destroyed,
 }
 
@@ -139,8 +141,8 @@ impl Known {
         }
     }
 
-    /// Charges the pool for the driver's reserve. Returns whether the driver knows the pool: between the driver's part
-    /// of a destruction and our record, the state does not show this yet.
+    /// Charges the pool for the driver's reserve. Returns whether the driver knows the pool: between the
+    /// driver's part of a destruction and our record, the state does not show this yet.
     fn settle(&mut self, here: Here) -> bool {
         if self.state != State::Charged {
             return self.state != State::Destroyed;
@@ -163,8 +165,8 @@ impl Known {
     }
 }
 
-/// The place of `pool` in the list. A new pool is entered and charged for its existing reserve; `None`: no place is
-/// left.
+/// The place of `pool` in the list. A new pool is entered and charged for its existing reserve; `None`: no
+/// place is left.
 fn place(here: Here, pool: Pool, device: u8, state: State) -> Option<usize> {
     let mut list = list(here);
     let places = list.get_mut(..used(here))?;
@@ -187,8 +189,8 @@ fn known(here: Here, pool: Pool) -> Option<(usize, Known)> {
     places.find(|(_, known)| known.is(pool)).map(|(at, known)| (at, *known))
 }
 
-/// Settles the pool in place `at`. Queries the driver under the lock, so that an older figure cannot replace a newer
-/// one.
+/// Settles the pool in place `at`. Queries the driver under the lock, so that an older figure cannot replace
+/// a newer one.
 ///
 /// Returns whether the driver knows the pool.
 fn settle_one(here: Here, at: usize) -> bool {
@@ -217,7 +219,8 @@ pub(super) fn forget(here: Here, stream: Stream) {
     list.iter_mut().take(used(here)).for_each(|known| known.freed_on = known.freed_on.without(stream));
 }
 
-/// The device has no context left. Its pools' memory is gone, and the driver reports 0 for the pools that remain.
+/// The device has no context left. Its pools' memory is gone, and the driver reports 0 for the pools that
+/// remain.
 pub(super) fn line_ended(here: Here, line: u8) {
     let mut list = list(here);
     for (at, known) in list.iter_mut().enumerate().take(used(here)) {
@@ -296,8 +299,8 @@ fn choose(call: impl FnOnce() -> Status) -> Status {
     }
 }
 
-/// Enters a pool that the program has created. `memory`, `kind` and `device` are the type of its allocations and their
-/// location.
+/// Enters a pool that the program has created. `memory`, `kind` and `device` are the type of its allocations
+/// and their location.
 fn made(here: Here, pool: Pool, memory: i32, kind: i32, device: Device) {
     let (line, state) = if kind == ON_DEVICE {
         (line_of(here, device), State::Charged)

@@ -1,5 +1,5 @@
-//! Memory sizes as the container sees them. The driver is called first, with the caller's own pointers, so that it
-//! handles null outputs and errors itself.
+//! Memory sizes as the container sees them. The driver is called first, with the caller's own pointers, so
+//! that it handles null outputs and errors itself.
 
 use super::context::current;
 use super::virtual_memory::share;
@@ -18,8 +18,8 @@ fn seen(here: Here, line: u8, driver_free: u64, driver_total: u64) -> (u64, u64)
     (free.min(driver_free), book.size(line))
 }
 
-/// Adjusts the values that the driver wrote. `L` is the type of the caller's integers; a value that does not fit
-/// becomes `widest`.
+/// Adjusts the values that the driver wrote. `L` is the type of the caller's integers; a value that does not
+/// fit becomes `widest`.
 ///
 /// # Safety
 /// The pointers are null or readable and writable.

@@ -1,7 +1,9 @@
-//! Queues: work in a queue runs in order. Some memory may only be released once the work of its queue has run.
+//! Queues: work in a queue runs in order. Some memory may only be released once the work of its queue has
+//! run.
 //!
-//! A free or a launch in a stream is done once the program has waited for the stream or for its whole context. If it
-//! is unknown whether work has run, it counts as not run: releasing memory late is safe, releasing it early is not.
+//! A free or a launch in a stream is done once the program has waited for the stream or for its whole
+//! context. If it is unknown whether work has run, it counts as not run: releasing memory late is safe,
+//! releasing it early is not.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,8 +11,8 @@ use super::stream_handle::{LEGACY_STREAM, PER_THREAD_STREAM, StreamHandle, is_de
 use super::{Cuda, Here, SUCCESS, Stream, capture, context, real};
 use crate::sys;
 
-/// Bit in `Queue::stream` of a value that is not a driver handle. A handle is an address, and no address has the
-/// highest bit.
+/// Bit in `Queue::stream` of a value that is not a driver handle. A handle is an address, and no address has
+/// the highest bit.
 const DEFAULT: u64 = 1 << 63;
 /// One of several streams, or of streams that have ended.
 const ANY: u64 = u64::MAX;
@@ -18,8 +20,8 @@ const ANY: u64 = u64::MAX;
 /// The note of work that the driver is about to take.
 const BEING_TAKEN: u64 = u64::MAX;
 
-/// A stream and its context. A stream has one value here, regardless of the handle that the program uses. All zero: no
-/// work anywhere.
+/// A stream and its context. A stream has one value here, regardless of the handle that the program uses. All
+/// zero: no work anywhere.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Queue {
@@ -36,8 +38,8 @@ impl PartialEq for Queue {
     }
 }
 
-/// Counts the notes of work that may not have run yet. Work that another thread notes during a wait entered its queue
-/// too late for that wait.
+/// Counts the notes of work that may not have run yet. Work that another thread notes during a wait entered
+/// its queue too late for that wait.
 #[repr(C)]
 pub(super) struct Notes(AtomicU64);
 
@@ -120,9 +122,9 @@ impl Queue {
         Self { stream: ANY, context, noted }
     }
 
-    /// Calls `act` with the driver's handle, which refers to this stream while `act` runs. Does not call `act` if the
-    /// calling thread has no handle for the stream. The caller must not hold a family's lock: those are taken after
-    /// the lock of the contexts.
+    /// Calls `act` with the driver's handle, which refers to this stream while `act` runs. Does not call
+    /// `act` if the calling thread has no handle for the stream. The caller must not hold a family's lock:
+    /// those are taken after the lock of the contexts.
     pub(super) fn with_handle(self, here: Here, act: impl FnOnce(Stream)) {
         if self.stream == ANY || self.is_nowhere() {
             return;
@@ -181,16 +183,16 @@ impl Ran {
     }
 }
 
-/// Queries the driver for the queue in each of the `most` places of a family's list, and reports those that have run.
-/// `look` passes the queue of a place, if work waits there, while it holds the list's lock. Called before a refusal:
-/// the work may have run without a wait in the program.
+/// Queries the driver for the queue in each of the `most` places of a family's list, and reports those that
+/// have run. `look` passes the queue of a place, if work waits there, while it holds the list's lock. Called
+/// before a refusal: the work may have run without a wait in the program.
 pub(super) fn ask_driver(here: Here, most: usize, look: impl Fn(usize, &mut dyn FnMut(Queue))) {
     for at in 0..most {
         let mut queue = Queue::default();
         look(at, &mut |found| queue = found);
         let (mut idle, last) = (false, here.state.notes.last());
-        // A stream that is still in the list has not been destroyed: its end calls `forget`, which waits for the
-        // list's lock.
+        // A stream that is still in the list has not been destroyed: its end calls `forget`, which waits for
+        // the list's lock.
         queue.with_handle(here, |stream| {
             look(at, &mut |found| idle = found == queue && is_idle(here, stream));
         });
@@ -208,8 +210,8 @@ pub(super) fn is_captured(here: Here, stream: Stream, per_thread: bool) -> bool 
     }
 }
 
-/// Whether all work of `stream` has run. False if a query would be harmful: it invalidates a capture of the stream,
-/// and a query of the legacy stream invalidates a capture of any other stream.
+/// Whether all work of `stream` has run. False if a query would be harmful: it invalidates a capture of the
+/// stream, and a query of the legacy stream invalidates a capture of any other stream.
 pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
     if capture::is_any(here) && (stream == LEGACY_STREAM || is_captured(here, stream, false)) {
         return false;
@@ -218,10 +220,10 @@ pub(super) fn is_idle(here: Here, stream: Stream) -> bool {
     unsafe { real::cuStreamQuery(stream) == SUCCESS }
 }
 
-/// The interface through which queues and charges reach the families that hold memory beyond its use. Each family uses
-/// queues and charges, so these must not name a family: [`holders`](super::holders) is above all families and
-/// implements this for them. A trait with one implementation lets the compiler check that there is one and resolve the
-/// calls. A table of functions would be empty until filled.
+/// The interface through which queues and charges reach the families that hold memory beyond its use. Each
+/// family uses queues and charges, so these must not name a family: [`holders`](super::holders) is above all
+/// families and implements this for them. A trait with one implementation lets the compiler check that there
+/// is one and resolve the calls. A table of functions would be empty until filled.
 pub(super) trait Holders {
     /// Whether no family waits for a stream.
     fn await_nothing(here: Here) -> bool;
@@ -245,10 +247,10 @@ pub(super) fn ran(here: Here, work: Ran) {
     Cuda::ran(here, work);
 }
 
-/// A stream ends, possibly with work that has not run yet. Afterwards the driver may reuse its handle for another
-/// stream, so the old one can no longer be queried. Then only a wait for the whole context shows that its work has
-/// run. We do not wait for the context ourselves before a refusal: it may be running a kernel that waits for the
-/// allocating thread.
+/// A stream ends, possibly with work that has not run yet. Afterwards the driver may reuse its handle for
+/// another stream, so the old one can no longer be queried. Then only a wait for the whole context shows that
+/// its work has run. We do not wait for the context ourselves before a refusal: it may be running a kernel
+/// that waits for the allocating thread.
 pub(super) fn forget(here: Here, stream: Stream) {
     let last = here.state.notes.last();
     if is_idle_at_its_end(here, stream) {

@@ -58,8 +58,8 @@ const DEFERRED: u32 = 0x80;
 
 const MIB: u64 = 1 << 20;
 
-/// The memory that the driver takes for a request of `bytes`: below 1 MiB a multiple of 512 bytes, from 1 MiB on a
-/// multiple of 2 MiB.
+/// The memory that the driver takes for a request of `bytes`: below 1 MiB a multiple of 512 bytes, from 1 MiB
+/// on a multiple of 2 MiB.
 pub fn charged(bytes: u64) -> u64 {
     let step = if bytes < MIB { 512 } else { 2 * MIB };
     bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)

@@ -1,10 +1,10 @@
-//! Host memory in place of device memory, for a container whose share of the device is full and that was granted host
-//! memory.
+//! Host memory in place of device memory, for a container whose share of the device is full and that was
+//! granted host memory.
 //!
-//! It is managed memory that stays on the host: the device reads and writes it over the bus. The driver gives the
-//! program an ordinary pointer, and never moves the pages to the device while this advice is set. A program's own
-//! advice and prefetches, which would move them, are not passed on while a process holds such memory: they change no
-//! result.
+//! It is managed memory that stays on the host: the device reads and writes it over the bus. The driver gives
+//! the program an ordinary pointer, and never moves the pages to the device while this advice is set. A
+//! program's own advice and prefetches, which would move them, are not passed on while a process holds such
+//! memory: they change no result.
 
 use super::charge::Charge;
 use super::context::Current;

@@ -1,13 +1,13 @@
-//! Hooks of streams. They report that work has run, so that freed memory may return; that a stream ends; and that a
-//! capture begins or ends, so that only programs that capture pay for queries about captures.
+//! Hooks of streams. They report that work has run, so that freed memory may return; that a stream ends; and
+//! that a capture begins or ends, so that only programs that capture pay for queries about captures.
 
 use core::ffi::c_void;
 
 use super::queue::{self, Place, Queue, Ran};
 use super::{Context, Graph, Here, SUCCESS, Status, Stream, capture, context, here, launch, pool, real};
 
-/// Waits with `call` and settles the pools, which may have shrunk. After a success, `work` returns the place whose
-/// work has run.
+/// Waits with `call` and settles the pools, which may have shrunk. After a success, `work` returns the place
+/// whose work has run.
 fn synchronise(call: impl FnOnce() -> Status, work: impl FnOnce(Here) -> Option<Place>) -> Status {
     let last = here().map_or(0, |here| here.state.notes.last());
     let status = call();

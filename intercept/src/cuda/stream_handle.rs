@@ -16,8 +16,8 @@ pub(super) struct StreamHandle {
     pub(super) per_thread: bool,
 }
 
-/// Whether `stream` is a default stream, which programs do not create: the legacy or the per-thread stream, under any
-/// of their names.
+/// Whether `stream` is a default stream, which programs do not create: the legacy or the per-thread stream,
+/// under any of their names.
 pub(super) const fn is_default(stream: Stream) -> bool {
     stream <= PER_THREAD_STREAM
 }
@@ -30,7 +30,8 @@ pub(super) fn owner(stream: Stream) -> Option<Context> {
     if asked == SUCCESS && context != 0 { Some(context) } else { green_owner(stream) }
 }
 
-/// The context of a stream that a green context created, for drivers that report it through no other function.
+/// The context of a stream that a green context created, for drivers that report it through no other
+/// function.
 #[cold]
 fn green_owner(stream: Stream) -> Option<Context> {
     let (mut green, mut context) = (0, 0);
@@ -88,8 +89,8 @@ impl StreamHandle {
         (status, capturing)
     }
 
-    /// Whether launches into the stream are only recorded. A driver error counts as yes: the driver returns one for
-    /// the legacy stream while another stream of the context is being captured.
+    /// Whether launches into the stream are only recorded. A driver error counts as yes: the driver returns
+    /// one for the legacy stream while another stream of the context is being captured.
     pub(super) fn is_recording(self) -> bool {
         relaxed(|| self.capture_status()) != (SUCCESS, 0)
     }

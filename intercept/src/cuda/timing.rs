@@ -1,6 +1,6 @@
-//! Pairs of events around a launch, which measure how long the launch took on the device. Events belong to a context
-//! and end with it. If a launch goes to a context other than the current one, that context is made current only while
-//! its events are created.
+//! Pairs of events around a launch, which measure how long the launch took on the device. Events belong to a
+//! context and end with it. If a launch goes to a context other than the current one, that context is made
+//! current only while its events are created.
 
 use super::context::{current_handle, within};
 use super::stream_handle::StreamHandle;
@@ -21,19 +21,19 @@ pub(super) struct Pair {
     end: usize,
     /// Nanoseconds between the events in which the device only waited for the launch.
     idle: u64,
-    /// When the launch between the events went to the driver, in monotonic nanoseconds; 0: there was none, or it has
-    /// ended.
+    /// When the launch between the events went to the driver, in monotonic nanoseconds; 0: there was none, or
+    /// it has ended.
     since: u64,
-    /// Whether the context is about to end. From then on only the thread that ends it may pass the events to the
-    /// driver.
+    /// Whether the context is about to end. From then on only the thread that ends it may pass the events to
+    /// the driver.
     ending: bool,
     /// Whether a thread uses the events for a launch.
     lent: bool,
 }
 
 impl Pair {
-    /// Lends the events to a launch into `context` at `now`; [`take_back`](Self::take_back) returns them. `None`:
-    /// another thread has them and has been in the driver for long, or the driver provides no events.
+    /// Lends the events to a launch into `context` at `now`; [`take_back`](Self::take_back) returns them.
+    /// `None`: another thread has them and has been in the driver for long, or the driver provides no events.
     pub(super) fn lend(&mut self, context: Context, now: u64) -> Option<Self> {
         if self.lent || !self.make(context) {
             return None;
@@ -88,7 +88,8 @@ impl Pair {
         unsafe { stream.record(self.begin) == SUCCESS }
     }
 
-    /// The context is about to end at `now`. Returns the [`timing`](Self::timing) of the launch between the events.
+    /// The context is about to end at `now`. Returns the [`timing`](Self::timing) of the launch between the
+    /// events.
     pub(super) fn context_ends(&mut self, now: u64) -> Timing {
         let timing = self.timing();
         self.ending = true;
@@ -106,8 +107,8 @@ impl Pair {
         self.ending = false;
     }
 
-    /// The context has ended, and the events with it. Returns when the launch between them began to use the device,
-    /// unless it had ended before.
+    /// The context has ended, and the events with it. Returns when the launch between them began to use the
+    /// device, unless it had ended before.
     pub(super) fn context_ended(&mut self) -> Option<u64> {
         let since = core::mem::take(self).since;
         (since != 0).then_some(since)

@@ -1,6 +1,6 @@
-//! Physical memory and its mappings. The memory is charged to the device in the request until all its handles *and*
-//! mappings are gone, since mapped memory outlives its handle. Imported memory is charged to its exporter and stays
-//! unknown here, unless this same process exported it.
+//! Physical memory and its mappings. The memory is charged to the device in the request until all its handles
+//! *and* mappings are gone, since mapped memory outlives its handle. Imported memory is charged to its
+//! exporter and stays unknown here, unless this same process exported it.
 
 pub(super) mod multicast;
 mod object;
@@ -27,10 +27,11 @@ const ON_DEVICE: i32 = 1; // CU_MEM_LOCATION_TYPE_DEVICE
 /// The state of this family besides the table.
 #[repr(C)]
 pub(super) struct Numbers {
-    /// Number of the next physical object. A handle cannot identify an object: the driver can reuse it while the
-    /// memory is still mapped.
+    /// Number of the next physical object. A handle cannot identify an object: the driver can reuse it while
+    /// the memory is still mapped.
     next: AtomicU64,
-    /// Locked while mappings change, so that one thread's unmap cannot mistake another's new mapping for its own.
+    /// Locked while mappings change, so that one thread's unmap cannot mistake another's new mapping for its
+    /// own.
     mapping: Mutex<()>,
     exports: share::Exports,
 }
@@ -153,8 +154,8 @@ struct ArrayMapping {
 
 const _: () = assert!(size_of::<ArrayMapping>() == 96);
 
-/// Memory mapped to a sparse array stays charged until the process ends: the call that unmaps it does not name the
-/// memory.
+/// Memory mapped to a sparse array stays charged until the process ends: the call that unmaps it does not
+/// name the memory.
 ///
 /// # Safety
 /// `list` is null or points to `count` mappings.

@@ -1,5 +1,6 @@
-//! Process lists. The driver's own list names pids of another namespace, or of other tenants. The lists are therefore
-//! written from the books: they name the container's processes with the pids that the container knows.
+//! Process lists. The driver's own list names pids of another namespace, or of other tenants. The lists are
+//! therefore written from the books: they name the container's processes with the pids that the container
+//! knows.
 
 use core::ffi::c_void;
 
@@ -52,8 +53,8 @@ impl Layout {
     }
 }
 
-/// Writes the container's processes on `device`. In NVML's protocol the first call asks for the number, the second for
-/// the list.
+/// Writes the container's processes on `device`. In NVML's protocol the first call asks for the number, the
+/// second for the list.
 ///
 /// # Safety
 /// `count` is readable and writable; `list` is null or has room for `*count` entries.
@@ -135,8 +136,8 @@ pub mod hooks {
         )* };
     }
 
-    // Every process with a slot counts as a compute process. The books contain no graphics processes and no MPS
-    // clients.
+    // Every process with a slot counts as a compute process. The books contain no graphics processes and no
+    // MPS clients.
     lists! {
         nvmlDeviceGetComputeRunningProcesses, Some(Layout::V1);
         nvmlDeviceGetComputeRunningProcesses_v2, Some(Layout::V2);

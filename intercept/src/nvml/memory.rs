@@ -11,8 +11,8 @@ struct Seen {
     reserved: u64,
 }
 
-/// The bytes to report if the driver's total is `driver_total`. A divided GPU reports the sum over the container's
-/// instances.
+/// The bytes to report if the driver's total is `driver_total`. A divided GPU reports the sum over the
+/// container's instances.
 fn seen(device: Device, driver_total: u64) -> Seen {
     // The GPU is not granted, so none of its memory is free.
     let nothing = Seen { total: driver_total, used: driver_total, reserved: 0 };

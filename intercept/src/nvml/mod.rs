@@ -1,7 +1,8 @@
 //! NVML as the container sees it: memory of the granted size, and only the container's own processes.
 //!
-//! The real libnvidia-ml calls itself through its exported names, so one hook may be entered from inside another:
-//! hooks hold no lock and keep no state per call. This library holds no slot; it only reads the books.
+//! The real libnvidia-ml calls itself through its exported names, so one hook may be entered from inside
+//! another: hooks hold no lock and keep no state per call. This library holds no slot; it only reads the
+//! books.
 
 mod functions;
 pub mod hooks;
@@ -42,7 +43,8 @@ pub fn load() {
     DRIVER.fill(path::DRIVER_NVML, &NAMES);
 }
 
-/// Runs `call`. After a success, replaces the value that it has written to `place` with the result of `change`.
+/// Runs `call`. After a success, replaces the value that it has written to `place` with the result of
+/// `change`.
 ///
 /// # Safety
 /// `place` is null, or readable and writable after `call` succeeded.
@@ -78,8 +80,8 @@ struct Granted {
 /// "Not a MIG instance".
 const NO_INSTANCE: [u32; 2] = [u32::MAX; 2];
 
-/// Calls `each` for the granted parts of `device`: the device itself or, if it is divided, those of its MIG instances
-/// that the driver shows here.
+/// Calls `each` for the granted parts of `device`: the device itself or, if it is divided, those of its MIG
+/// instances that the driver shows here.
 fn each_granted(book: &Book, device: Device, mut each: impl FnMut(Granted)) {
     if let Some(line) = line_of(book, device) {
         return each(Granted { line, instance: ids(device) });

@@ -1,8 +1,8 @@
-//! Utilisation and accounting by process: the driver's own figures, without processes that do not belong to the
-//! container.
+//! Utilisation and accounting by process: the driver's own figures, without processes that do not belong to
+//! the container.
 //!
-//! Processes are compared by pid. If the driver reports host pids, few of them equal a pid of the container, and the
-//! rest is dropped. Showing too little is better than showing another tenant's process.
+//! Processes are compared by pid. If the driver reports host pids, few of them equal a pid of the container,
+//! and the rest is dropped. Showing too little is better than showing another tenant's process.
 
 use core::ffi::c_void;
 
@@ -13,8 +13,8 @@ fn is_own(pid: u32) -> bool {
     book().is_some_and(|book| book.is_own_pid(pid))
 }
 
-/// Keeps the entries whose pid belongs to the container, clears the rest of the list, and returns how many were kept.
-/// The pid is at offset `pid_at` in an entry of `stride` bytes.
+/// Keeps the entries whose pid belongs to the container, clears the rest of the list, and returns how many
+/// were kept. The pid is at offset `pid_at` in an entry of `stride` bytes.
 ///
 /// # Safety
 /// `list` is null or holds `count` entries.
@@ -47,8 +47,8 @@ const ENGINE: usize = 80;
 /// No process.
 const NOBODY: u32 = u32::MAX;
 
-/// Keeps in a list of moments only the activity of processes for which `is_own` is true. The number of moments stays
-/// the same: a reader divides by it.
+/// Keeps in a list of moments only the activity of processes for which `is_own` is true. The number of
+/// moments stays the same: a reader divides by it.
 ///
 /// # Safety
 /// `list` holds `count` moments.

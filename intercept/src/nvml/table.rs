@@ -1,7 +1,7 @@
-//! The private table from which nvidia-smi gets its process lists. It is in read-only memory, so programs get a copy.
-//! In the copy the three process lists are ours, and for driver 535 also the samples that `pmon` reads. Their
-//! positions depend on the driver. For an unknown driver the table is passed through, since nvidia-smi refuses to run
-//! without it.
+//! The private table from which nvidia-smi gets its process lists. It is in read-only memory, so programs get
+//! a copy. In the copy the three process lists are ours, and for driver 535 also the samples that `pmon`
+//! reads. Their positions depend on the driver. For an unknown driver the table is passed through, since
+//! nvidia-smi refuses to run without it.
 
 use core::ffi::{c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -35,8 +35,8 @@ static REAL_MOMENTS: AtomicUsize = AtomicUsize::new(0);
 type Moments = unsafe extern "C" fn(Device, u64, *mut u32, *mut u32, *mut u8) -> Status;
 type Slot = unsafe extern "C" fn(Device, *mut u32, *mut c_void) -> Status;
 
-/// A process list. Only the first, that of compute processes, has entries: the books contain no processes for the
-/// others.
+/// A process list. Only the first, that of compute processes, has entries: the books contain no processes for
+/// the others.
 ///
 /// # Safety
 /// The contract of the driver's function in slot `COMPUTE + AT`.

@@ -1,5 +1,5 @@
-//! System calls of arm64 Linux (include/uapi/asm-generic/unistd.h). The parts of structures that we use have the same
-//! layout as on x86_64.
+//! System calls of arm64 Linux (include/uapi/asm-generic/unistd.h). The parts of structures that we use have
+//! the same layout as on x86_64.
 
 use core::arch::asm;
 

@@ -1,5 +1,5 @@
-//! System calls under miri, which runs no assembly. They go through the C library, to the extent that the unit tests
-//! need them. No file exists.
+//! System calls under miri, which runs no assembly. They go through the C library, to the extent that the
+//! unit tests need them. No file exists.
 
 use core::ffi::{c_int, c_long, c_void};
 

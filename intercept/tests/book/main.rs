@@ -1,5 +1,5 @@
-//! The books under many real processes. A "driver" with one shared word per process records the memory really held, so
-//! every test compares the books with figures that the books do not keep.
+//! The books under many real processes. A "driver" with one shared word per process records the memory really
+//! held, so every test compares the books with figures that the books do not keep.
 
 #![allow(clippy::unwrap_used, reason = "a step that fails shall fail the test")]
 

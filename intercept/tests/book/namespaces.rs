@@ -1,4 +1,5 @@
-//! Processes of other pid namespaces: a reader in another namespace would mistake their pids for other processes.
+//! Processes of other pid namespaces: a reader in another namespace would mistake their pids for other
+//! processes.
 
 use std::ffi::CStr;
 use std::os::fd::AsRawFd;
@@ -77,7 +78,8 @@ fn a_process_of_another_pid_namespace_counts_and_is_listed_to_its_own_alone() {
     wait(between);
 }
 
-/// Case 27: the host mistakes a container's process for another one, since it guesses which process is new on the GPU.
+/// Case 27: the host mistakes a container's process for another one, since it guesses which process is new on
+/// the GPU.
 #[test]
 #[ignore = "needs root: makes a pid namespace"]
 fn case_27_the_lock_of_a_slot_names_its_owner_by_the_hosts_pid() {

@@ -26,7 +26,8 @@ impl Shared {
     }
 }
 
-/// Runs `child` in a forked process. It must not allocate: other threads of the test may have held the heap's lock.
+/// Runs `child` in a forked process. It must not allocate: other threads of the test may have held the heap's
+/// lock.
 pub fn fork(child: impl FnOnce()) -> libc::pid_t {
     // SAFETY: the child calls only functions that need no lock, and ends with _exit.
     let pid = unsafe { libc::fork() };

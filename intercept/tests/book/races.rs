@@ -16,7 +16,8 @@ const PEAK: usize = 0;
 const GRANTS: usize = 1;
 const FIRST: usize = 2;
 
-/// The memory of one process in MiB, with a version in the upper half. No two states of a cell are the same word.
+/// The memory of one process in MiB, with a version in the upper half. No two states of a cell are the same
+/// word.
 struct Cell<'a>(&'a AtomicU64);
 
 impl Cell<'_> {
@@ -27,7 +28,8 @@ impl Cell<'_> {
     }
 }
 
-/// The memory of all processes at one moment, from two equal readings in a row. 0 if no two readings are equal.
+/// The memory of all processes at one moment, from two equal readings in a row. 0 if no two readings are
+/// equal.
 fn held(driver: &Shared, processes: usize) -> u64 {
     let read =
         || std::array::from_fn::<u64, 8, _>(|at| if at < processes { driver.get(FIRST + at) } else { 0 });
@@ -94,8 +96,8 @@ fn cases_22_23_24_kills_at_random_points_leave_exact_books() {
     for round in 0..1000 {
         std::thread::sleep(Duration::from_micros(random(&mut state) % 2000));
         let at = (random(&mut state) % 6) as usize;
-        // While it is stopped, the books still count it. The driver's word can then be cleared before the kernel ends
-        // the process.
+        // While it is stopped, the books still count it. The driver's word can then be cleared before the
+        // kernel ends the process.
         kill(children[at], libc::SIGSTOP);
         // SAFETY: a child of ours.
         unsafe { libc::waitpid(children[at], std::ptr::null_mut(), libc::WUNTRACED) };
@@ -158,7 +160,8 @@ fn a_refusal_comes_within_ten_milliseconds_whomever_it_waits_for() {
             pause();
         })
     };
-    // The process of slot 0 lives. The process of slot 1 runs without its lock, as if the kernel were ending it.
+    // The process of slot 0 lives. The process of slot 1 runs without its lock, as if the kernel were ending
+    // it.
     let mut children = vec![hold(false)];
     until("the first to hold memory", || held.get(0) == 1);
     children.push(hold(true));

@@ -90,8 +90,8 @@ fn a_process_that_closed_all_descriptors_still_counts() {
     assert!(book.reserve(0, 600 * MIB));
 }
 
-/// A process that was wrongly considered dead moves to a new slot with all its memory. This can happen to a process of
-/// another pid namespace.
+/// A process that was wrongly considered dead moves to a new slot with all its memory. This can happen to a
+/// process of another pid namespace.
 #[test]
 fn a_process_whose_slot_was_taken_moves_to_another_with_what_it_holds() {
     let container = Container::new(1024 * MIB);
@@ -200,8 +200,8 @@ fn a_process_that_execs_does_not_pay_for_its_former_life() {
     assert!(bystander.reserve(0, 1000 * MIB));
 }
 
-/// A process becomes a program without CUDA, which never reads the books. Other processes reclaim the memory that it
-/// held before.
+/// A process becomes a program without CUDA, which never reads the books. Other processes reclaim the memory
+/// that it held before.
 #[test]
 fn a_process_that_execs_into_another_program_costs_nobody_anything() {
     let container = Container::new(1024 * MIB);

@@ -1,5 +1,5 @@
-//! Programs that confine themselves, change their user, start by the hundreds or end in any order. The library must
-//! not harm them or give them more than their share.
+//! Programs that confine themselves, change their user, start by the hundreds or end in any order. The
+//! library must not harm them or give them more than their share.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::SeqCst;
@@ -26,8 +26,8 @@ fn forbid(number: libc::c_long, errno: i32) {
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) }, 0);
 }
 
-/// Every system call of the library may be forbidden, before or after the books were opened. A request that cannot be
-/// charged is refused, granted memory stays counted, and the program continues.
+/// Every system call of the library may be forbidden, before or after the books were opened. A request that
+/// cannot be charged is refused, granted memory stays counted, and the program continues.
 #[test]
 fn a_confined_program_is_refused_at_worst() {
     const CALLS: [libc::c_long; 9] = [
@@ -98,7 +98,8 @@ fn confined(files: Files, outcome: &Shared, number: libc::c_long, errno: i32, mo
     outcome.add(0);
 }
 
-/// A program changes its user, as setuid programs do, and must not be traceable. Other processes still notice its end.
+/// A program changes its user, as setuid programs do, and must not be traceable. Other processes still notice
+/// its end.
 #[test]
 fn programs_of_other_users_count_like_all_others() {
     let container = Container::new(1024 * MIB);
@@ -238,7 +239,8 @@ fn programs_started_by_vfork_and_exec_take_nothing_from_their_parent() {
     let book = open(files);
     assert!(book.reserve(0, 600 * MIB));
     for _ in 0..50 {
-        // The standard library uses posix_spawn, and so vfork, if it has nothing to change in the child first.
+        // The standard library uses posix_spawn, and so vfork, if it has nothing to change in the child
+        // first.
         assert!(std::process::Command::new("/bin/true").status().unwrap().success());
         let outcome = Shared::new(1);
         wait(fork(|| outcome.0[0].store(1 + u64::from(open(files).reserve(0, 600 * MIB)), SeqCst)));

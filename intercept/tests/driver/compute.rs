@@ -1,5 +1,5 @@
-//! The compute share in real time. The bounds are wide: the benchmark gives exact figures, in virtual time and on
-//! quiet machines.
+//! The compute share in real time. The bounds are wide: the benchmark gives exact figures, in virtual time
+//! and on quiet machines.
 
 mod survivors;
 
@@ -253,8 +253,8 @@ fn cases_19_43_launches_into_a_captured_stream_cost_nothing() {
     let mut other = 0usize;
     assert_eq!(program.cuda.call("cuStreamCreate", &[out(&mut other), 1]), 0);
     assert_eq!(program.cuda.call("cuStreamBeginCapture_v2", &[stream, 2]), 0); // relaxed
-    // Each launch asks now, and sleeps while it may not go: the number of launches in a second depends on the machine.
-    // The time paid for them does not.
+    // Each launch asks now, and sleeps while it may not go: the number of launches in a second depends on the
+    // machine. The time paid for them does not.
     let before = books().devices[0].gpu_nanoseconds;
     let mut worked = Duration::ZERO;
     let start = Instant::now();
@@ -423,7 +423,8 @@ fn a_context_that_ends_takes_its_events_and_not_the_share() {
     assert!((30.0..56.0).contains(&most), "{most:.1} % launched");
 }
 
-/// This includes work that runs when its context ends. Libraries often make a release that only lowers a count.
+/// This includes work that runs when its context ends. Libraries often make a release that only lowers a
+/// count.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn work_whose_context_is_let_go_of_is_paid() {

@@ -1,4 +1,5 @@
-//! When memory is released: not before the driver has really freed it, and as soon as it can be known that it has.
+//! When memory is released: not before the driver has really freed it, and as soon as it can be known that it
+//! has.
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, MIB, bytes, out, really_held};
@@ -289,8 +290,8 @@ fn memory_that_left_the_process_and_came_back_is_paid_until_the_last_way_to_it_i
     assert_eq!(charged(), CONTEXT + 512, "the import holds it");
     release(second);
     assert_eq!(charged(), CONTEXT);
-    // The descriptor alone keeps the memory alive. If it were not charged, programs could use descriptors to hold
-    // memory for free.
+    // The descriptor alone keeps the memory alive. If it were not charged, programs could use descriptors to
+    // hold memory for free.
     let (_, third) = create(&cuda, 512);
     let descriptor = export(third);
     release(third);

@@ -1,5 +1,5 @@
-//! Behaviour that the simulated driver does not show by itself. The hooks call functions of a fake driver, which
-//! exists only here, and the tests call the hooks in their own process.
+//! Behaviour that the simulated driver does not show by itself. The hooks call functions of a fake driver,
+//! which exists only here, and the tests call the hooks in their own process.
 
 use core::ffi::c_void;
 use std::sync::atomic::Ordering::SeqCst;

@@ -100,8 +100,8 @@ fn case_14_pointers_are_what_the_driver_says_they_are() {
     }
 }
 
-/// Case 50: out of memory after a resize under managed memory, because the new size was charged before the old one was
-/// freed.
+/// Case 50: out of memory after a resize under managed memory, because the new size was charged before the
+/// old one was freed.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_50_memory_that_was_freed_makes_room_for_a_larger_piece() {

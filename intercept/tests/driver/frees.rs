@@ -1,5 +1,5 @@
-//! Frees in stream order that have run without a wait in the program. Before a refusal, the library asks the driver
-//! about them.
+//! Frees in stream order that have run without a wait in the program. Before a refusal, the library asks the
+//! driver about them.
 
 use crate::OUT_OF_MEMORY;
 use crate::client::{Cuda, bytes, out};
@@ -97,8 +97,8 @@ fn a_stream_is_asked_before_it_ends() {
     cuda.allocate(900).expect("the stream was idle");
 }
 
-/// The first context of a GPU searches all families for room. A pending free waits in a context without a place, and
-/// each check of that free takes the lock of the contexts.
+/// The first context of a GPU searches all families for room. A pending free waits in a context without a
+/// place, and each check of that free takes the lock of the contexts.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn a_context_that_does_not_fit_is_refused_while_frees_wait_in_a_context_without_a_place() {

@@ -67,7 +67,8 @@ fn memory_nodes_in_child_graphs_meet_the_limit() {
             *graph = parent;
         }
         assert_eq!(instantiate(large), OUT_OF_MEMORY, "depth {depth}");
-        // Graphs that are nested more deeply than the search goes are refused: their nodes would not be charged.
+        // Graphs that are nested more deeply than the search goes are refused: their nodes would not be
+        // charged.
         assert_eq!(instantiate(small), if depth <= 8 { 0 } else { OUT_OF_MEMORY }, "depth {depth}");
     }
     let mut copy = 0usize;

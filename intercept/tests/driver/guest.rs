@@ -9,7 +9,8 @@ use crate::client::{Library, bytes, memory_info, out};
 use crate::compute::Program;
 use crate::place::{Share, inside};
 
-/// The settings of a program: handlers of all signals and which of them it blocks, umask, locale, environment.
+/// The settings of a program: handlers of all signals and which of them it blocks, umask, locale,
+/// environment.
 #[derive(Debug, PartialEq, Eq)]
 struct Settings {
     handlers: Vec<(usize, i32)>,
@@ -50,7 +51,8 @@ impl Settings {
 /// Handler and flags of `signal`.
 fn handler(signal: i32) -> (usize, i32) {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: nothing is set; the kernel's answer is written. Signals that the C library reserves are refused.
+    // SAFETY: nothing is set; the kernel's answer is written. Signals that the C library reserves are
+    // refused.
     unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
     // SAFETY: all zero bytes are valid.
     let action = unsafe { action.assume_init() };

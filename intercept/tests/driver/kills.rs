@@ -1,8 +1,9 @@
-//! SIGKILL at random moments among processes that launch, and that allocate in every way. KILLS sets the number of
-//! kills (default 300; 10,000 take some minutes).
+//! SIGKILL at random moments among processes that launch, and that allocate in every way. KILLS sets the
+//! number of kills (default 300; 10,000 take some minutes).
 //!
-//! The simulated GPU has exactly as much memory as the limit grants, and counts it under its own lock. It therefore
-//! refuses anything that the books grant beyond the limit, and no sum has to be read while it changes.
+//! The simulated GPU has exactly as much memory as the limit grants, and counts it under its own lock. It
+//! therefore refuses anything that the books grant beyond the limit, and no sum has to be read while it
+//! changes.
 
 mod client;
 mod ways;
@@ -45,8 +46,8 @@ struct Own {
     joined: AtomicU64,
     /// The number of rounds since it started.
     done: AtomicU64,
-    /// The longest calls since the last kill, by kind: total nanoseconds, and nanoseconds without the time in which a
-    /// runnable thread had no processor. Only the second can be caused by a kill.
+    /// The longest calls since the last kill, by kind: total nanoseconds, and nanoseconds without the time in
+    /// which a runnable thread had no processor. Only the second can be caused by a kill.
     longest: [[AtomicU64; 2]; KINDS.len()],
 }
 
@@ -160,8 +161,8 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     assert_eq!(shared.granted_too_much.load(SeqCst), 0, "beyond the limit, and nobody was killed yet");
     assert!(books().devices[0].launches > 100, "no launch was paid: {:?}", books());
     shared.take_longest(PROCESSES);
-    // The same measurement without kills, in windows of similar length. It shows the effect of a busy machine and of
-    // the share.
+    // The same measurement without kills, in windows of similar length. It shows the effect of a busy machine
+    // and of the share.
     let quiet: Vec<_> = (0..kills().clamp(100, 1000))
         .map(|_| {
             std::thread::sleep(Duration::from_millis(3));
@@ -172,8 +173,8 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     for kill in 0..kills() {
         std::thread::sleep(Duration::from_micros(random(&mut state) % 3000));
         let victim = usize::try_from(random(&mut state)).unwrap() % PROCESSES;
-        // A process that joins takes over the simulated driver's entry of a dead process, whose memory is held until
-        // that entry is cleared. So no process may join while another is dead.
+        // A process that joins takes over the simulated driver's entry of a dead process, whose memory is
+        // held until that entry is cleared. So no process may join while another is dead.
         shared.wait_until("all have joined", |at| at == victim || shared.own[at].joined.load(SeqCst) == 1);
         longest.push(shared.take_longest(victim));
         let before = shared.done();
@@ -199,8 +200,8 @@ fn processes_killed_at_random_moments_cost_the_others_nothing() {
     for (kind, what) in KINDS.iter().enumerate() {
         print(&format!("{what} without kills"), &quiet, kind);
         let [most_kills, any_kill] = print(&format!("{what} beside kills"), &longest, kind);
-        // A virtual machine stands still now and then, and no kernel counter shows it: one kill in a hundred may
-        // coincide with such a moment.
+        // A virtual machine stands still now and then, and no kernel counter shows it: one kill in a hundred
+        // may coincide with such a moment.
         assert!(most_kills < Duration::from_millis(10), "kills hold {what} up for {most_kills:?}");
         assert!(any_kill < Duration::from_secs(1), "a kill held {what} up for {any_kill:?}");
     }

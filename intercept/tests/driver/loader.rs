@@ -1,5 +1,5 @@
-//! Every way in which programs get the driver's functions: linked, opened, or looked up by name. The drivers are old
-//! and new simulated ones, and NVIDIA's own libraries.
+//! Every way in which programs get the driver's functions: linked, opened, or looked up by name. The drivers
+//! are old and new simulated ones, and NVIDIA's own libraries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
@@ -216,8 +216,8 @@ fn however_the_library_is_opened_hooks_are_ours_and_all_else_is_the_drivers() {
         let want = if way == "development" { development } else { want };
         assert_eq!(program.run(&arguments), want, "{way}");
     }
-    // No driver has symbol versions. The driver decides the result of a versioned look-up, but it is never the
-    // driver's allocation.
+    // No driver has symbol versions. The driver decides the result of a versioned look-up, but it is never
+    // the driver's allocation.
     let asked = program.run(&["version", "cuMemAlloc_v2"]);
     assert!(asked.starts_with(&format!("cuMemAlloc_v2 {SHIM}/libcuda.so.1\n")), "{asked}");
 }
@@ -336,8 +336,8 @@ fn a_function_that_allocates_and_is_on_no_list_is_counted() {
     assert_eq!((pointer, books().unhooked), (1, 1));
 }
 
-/// A copy of the library in another linker namespace has its own slot. The first copy's byte lock cannot be tested
-/// from within its own process. This must not look like a dying process, for which a refusal waits.
+/// A copy of the library in another linker namespace has its own slot. The first copy's byte lock cannot be
+/// tested from within its own process. This must not look like a dying process, for which a refusal waits.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn two_copies_in_one_process_share_the_limit_and_refuse_at_once() {

@@ -34,7 +34,8 @@ pub struct Share<'a> {
     pub memory: u64,
     /// The limit in MiB by GPU of the node; GPUs beyond the list are not granted.
     pub limits: &'a [u64],
-    /// The compute share in percent by GPU of the node, with policy `fixed`; GPUs beyond the list are not limited.
+    /// The compute share in percent by GPU of the node, with policy `fixed`; GPUs beyond the list are not
+    /// limited.
     pub cores: &'a [u32],
     /// Version of the driver.
     pub driver: &'a str,
@@ -61,7 +62,8 @@ impl Default for Share<'_> {
     }
 }
 
-/// True inside the container: the body of the test follows. Outside, it reruns the test inside and returns false.
+/// True inside the container: the body of the test follows. Outside, it reruns the test inside and returns
+/// false.
 pub fn inside(test: &str, share: &Share<'_>) -> bool {
     if env::var_os(INSIDE).is_some() {
         return true;
@@ -78,8 +80,8 @@ pub fn inside(test: &str, share: &Share<'_>) -> bool {
     false
 }
 
-/// The same with the libraries that `driver` creates in its own folder, libcuda first. They see an empty `/dev`, since
-/// NVIDIA's own libraries create device nodes. `None` skips the test.
+/// The same with the libraries that `driver` creates in its own folder, libcuda first. They see an empty
+/// `/dev`, since NVIDIA's own libraries create device nodes. `None` skips the test.
 pub fn inside_over(test: &str, driver: impl FnOnce(&Path) -> Option<[PathBuf; 2]>) -> bool {
     if env::var_os(INSIDE).is_some() {
         return true;
@@ -120,13 +122,13 @@ fn enter(test: &str, home: &Path, prepare: &str, variables: Vec<(&str, String)>)
     print!("{}", text(&output.stdout));
 }
 
-/// The mount point on the machine itself, which must look the same afterwards. If these tests created the folder, the
-/// last of them removes it. It is not removed earlier, since removing a folder ends the mounts on it in all
-/// namespaces. A shared lock on one file also counts the tests of other checkouts.
+/// The mount point on the machine itself, which must look the same afterwards. If these tests created the
+/// folder, the last of them removes it. It is not removed earlier, since removing a folder ends the mounts on
+/// it in all namespaces. A shared lock on one file also counts the tests of other checkouts.
 struct MountPoint;
 
-/// The number of tests in this process that hold the mount point, and the file that they have locked. The file is not
-/// empty while a folder exists that tests created.
+/// The number of tests in this process that hold the mount point, and the file that they have locked. The
+/// file is not empty while a folder exists that tests created.
 static MOUNT_POINT: Mutex<(u32, Option<File>)> = Mutex::new((0, None));
 
 /// Locks the file. Every process that creates or removes the folder takes this lock.
@@ -184,8 +186,8 @@ pub fn charged() -> u64 {
     books().devices[0].bytes / MIB
 }
 
-/// A build result of `make build`. GPUSHARE_TEST_SIMULATOR can name the folder of another build of the simulator. Its
-/// program and libraries must come from the same build.
+/// A build result of `make build`. GPUSHARE_TEST_SIMULATOR can name the folder of another build of the
+/// simulator. Its program and libraries must come from the same build.
 fn built(name: &str, profile: &str) -> PathBuf {
     if let Some(folder) = env::var_os("GPUSHARE_TEST_SIMULATOR").filter(|_| name == "gpushare-simulator") {
         return Path::new(&folder).join(name);

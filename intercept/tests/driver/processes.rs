@@ -32,8 +32,8 @@ impl Schedule {
         Self(File::open("/proc/thread-self/schedstat").unwrap())
     }
 
-    /// Returns the result of `act`, how long it took, and how much of that time the thread had a processor or waited
-    /// for something other than a processor.
+    /// Returns the result of `act`, how long it took, and how much of that time the thread had a processor or
+    /// waited for something other than a processor.
     pub fn time<T>(&self, act: impl FnOnce() -> T) -> (T, Duration, Duration) {
         let (queued, start) = (self.queued(), Instant::now());
         let outcome = act();
@@ -68,8 +68,8 @@ fn case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit() {
     if !inside("processes::case_8_processes_that_race_in_a_slow_driver_never_pass_the_limit", &share) {
         return;
     }
-    // No process ends while this one looks: the books charge 20 MiB more for a context than the GPU uses, and the
-    // others could use the memory that an ended process's context leaves.
+    // No process ends while this one looks: the books charge 20 MiB more for a context than the GPU uses, and
+    // the others could use the memory that an ended process's context leaves.
     let (end, mut ended) = std::io::pipe().unwrap();
     let churn = || {
         let cuda = Cuda::start();

@@ -144,8 +144,8 @@ fn cases_20_21_a_limit_changed_in_place_counts_at_once_in_every_process_and_view
     assert_eq!(wait(child), 0);
 }
 
-/// Case 18: the figure of used memory came from a host program every 100 ms, and stopped changing when that program
-/// died. Here no such program runs.
+/// Case 18: the figure of used memory came from a host program every 100 ms, and stopped changing when that
+/// program died. Here no such program runs.
 #[test]
 #[ignore = "needs root: makes a mount namespace"]
 fn case_18_what_another_process_takes_is_seen_and_refused_at_once() {

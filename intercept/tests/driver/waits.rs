@@ -38,7 +38,8 @@ fn case_47_a_launch_that_waits_goes_on_soon_and_does_not_spin() {
                 set_limit(POLICY, ComputePolicy::None.number());
                 released
             });
-            // The share pays for ten such launches in a second, so the last launch before the release is held back.
+            // The share pays for ten such launches in a second, so the last launch before the release is held
+            // back.
             let mut launches = Vec::new();
             while !release.is_finished() {
                 let began = Instant::now();

@@ -94,8 +94,8 @@ fn beside(root: &Root, libraries: &Path) -> Option<PathBuf> {
     Some(root.path().join(below.ancestors().find(is_lib)?.with_file_name("bin")))
 }
 
-/// The folders in an ld.so.conf, following `include` lines. Only the form `FOLDER/*.conf` is supported; no other is in
-/// use.
+/// The folders in an ld.so.conf, following `include` lines. Only the form `FOLDER/*.conf` is supported; no
+/// other is in use.
 fn loader_folders(conf: &Path, root: &Root, depth: u32) -> Vec<PathBuf> {
     let text = root.file(&root.path().join(conf)).and_then(|path| fs::read_to_string(path).ok());
     let mut folders = Vec::new();
@@ -119,8 +119,8 @@ fn loader_folders(conf: &Path, root: &Root, depth: u32) -> Vec<PathBuf> {
     folders
 }
 
-/// The folders in which ld.so.cache lists libcuda or libnvidia-ml. In every format of the cache, paths are strings
-/// that end in a zero byte.
+/// The folders in which ld.so.cache lists libcuda or libnvidia-ml. In every format of the cache, paths are
+/// strings that end in a zero byte.
 fn cached_folders(root: &Root) -> Vec<PathBuf> {
     let mut bytes = Vec::new();
     let cache = root.file(&root.path().join("etc/ld.so.cache")).and_then(|path| File::open(path).ok());

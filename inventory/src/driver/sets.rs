@@ -21,8 +21,8 @@ pub(super) enum Library {
     Linked(&'static str, &'static str),
     /// The file is `STEM.so.VERSION`, which is also the SONAME.
     Full(&'static str),
-    /// A file with exactly this name, with a version of its own or none. The second part is its folder below the
-    /// container's library folder.
+    /// A file with exactly this name, with a version of its own or none. The second part is its folder below
+    /// the container's library folder.
     Named(&'static str, &'static str),
 }
 
@@ -119,8 +119,8 @@ const GRAPHICS_DATA: &[&str] = &[
 const DISPLAY_DATA: &[&str] =
     &["X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf"];
 
-/// Files that let programs find the driver, relative to `/etc` or `/usr/share`. Both are searched on the host, and the
-/// file appears at the same place in the container.
+/// Files that let programs find the driver, relative to `/etc` or `/usr/share`. Both are searched on the
+/// host, and the file appears at the same place in the container.
 pub(super) fn data(capability: Capability, extent: Extent) -> impl Iterator<Item = &'static str> {
     let (first, second): (&[&str], &[&str]) = match (capability, extent) {
         (Capability::Compute, Extent::Whole) => (&["OpenCL/vendors/nvidia.icd"], &[]),

@@ -1,5 +1,5 @@
-//! Reads the ELF interpreter (PT_INTERP) of a program, mostly the dynamic loader. The kernel starts the program with
-//! it.
+//! Reads the ELF interpreter (PT_INTERP) of a program, mostly the dynamic loader. The kernel starts the
+//! program with it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,7 +19,8 @@ const MAX_HEADERS: u64 = 64 << 10;
 /// The kernel's limit on a path in bytes, with the closing NUL.
 const PATH_MAX: u64 = 4096;
 
-/// The absolute path of the interpreter of an ELF file. `None` if the file has none, for example a static program.
+/// The absolute path of the interpreter of an ELF file. `None` if the file has none, for example a static
+/// program.
 ///
 /// # Errors
 /// When the file cannot be read, or is not a 64-bit little-endian ELF file with valid program headers.

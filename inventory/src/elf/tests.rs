@@ -17,8 +17,8 @@ fn library(folder: &Path, name: &str, text: &str) -> Vec<u8> {
     std::fs::read(path).unwrap()
 }
 
-/// gpushare's library, which needs `outside` and has a name that the driver lacks; and the driver's library, which has
-/// data and a private name.
+/// gpushare's library, which needs `outside` and has a name that the driver lacks; and the driver's library,
+/// which has data and a private name.
 fn both() -> (Vec<u8>, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let ours = "void outside(void); void hooked(void) { outside(); } void newer(void) {}";
@@ -32,8 +32,8 @@ fn exports(elf: &[u8]) -> Vec<String> {
     names.map(|name| String::from_utf8_lossy(name).into_owned()).collect()
 }
 
-/// The exports that the loader finds, in the table that the program headers point to. Fitting leaves that table in its
-/// place.
+/// The exports that the loader finds, in the table that the program headers point to. Fitting leaves that
+/// table in its place.
 fn exports_for_the_loader(fitted: &[u8], built: &[u8]) -> Vec<String> {
     let mut elf = fitted.to_vec();
     elf[..size_of::<Header>()].copy_from_slice(&built[..size_of::<Header>()]);

@@ -155,8 +155,8 @@ fn told(error: &anyhow::Error) -> String {
     one_line(error.as_ref())
 }
 
-/// Changes the leases whose pods' annotations changed. Returns to what each lease is held now, and what became
-/// of those that were to change.
+/// Changes the leases whose pods' annotations changed. Returns to what each lease is held now, and what
+/// became of those that were to change.
 fn look(
     agent: &Agent,
     pods: &HashMap<String, Own>,

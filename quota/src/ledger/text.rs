@@ -1,5 +1,5 @@
-//! The ledger as text: a line with the length and checksum of the body, then the head and one line per lease. Blank
-//! lines may follow.
+//! The ledger as text: a line with the length and checksum of the body, then the head and one line per lease.
+//! Blank lines may follow.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,8 +9,8 @@ use super::page::Line;
 
 /// Increased with every change to the format. 5: leases that a supervisor enforces. 6: limits that shrank.
 const VERSION: u32 = 6;
-/// The earliest readable version. A running node has such a ledger after an upgrade. packaging/lifecycle.sh has the
-/// same number.
+/// The earliest readable version. A running node has such a ledger after an upgrade. packaging/lifecycle.sh
+/// has the same number.
 const READABLE: u32 = 4;
 /// The first line up to the version.
 const TITLE: &str = "gpushare leases, version ";
@@ -52,7 +52,8 @@ fn first_line(length: usize, sum: u32) -> String {
     format!("{TITLE}{VERSION}: {length:010} bytes, crc32 {sum:08x}\n")
 }
 
-/// The checksum of a body. It covers the version, so that a damaged version is not mistaken for an earlier one.
+/// The checksum of a body. It covers the version, so that a damaged version is not mistaken for an earlier
+/// one.
 fn checksum(version: u32, body: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&version.to_le_bytes());

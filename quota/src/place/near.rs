@@ -2,8 +2,9 @@
 
 use gpushare_inventory::{Gpu, Way};
 
-/// Cost of using two GPUs with this connection. The differences are those of NVIDIA's device plugin (go-gpuallocator,
-/// gpuallocator/besteffort_policy.go): each level of PCI is one step, and NVLink is far better than all of them.
+/// Cost of using two GPUs with this connection. The differences are those of NVIDIA's device plugin
+/// (go-gpuallocator, gpuallocator/besteffort_policy.go): each level of PCI is one step, and NVLink is far
+/// better than all of them.
 fn cost(way: Way) -> u32 {
     match way {
         Way::NvLink => 0,
@@ -15,13 +16,13 @@ fn cost(way: Way) -> u32 {
     }
 }
 
-/// Limit on the GPUs whose combinations are compared: choosing 8 of 16 gives 12,870. Beyond that, the first GPUs are
-/// used.
+/// Limit on the GPUs whose combinations are compared: choosing 8 of 16 gives 12,870. Beyond that, the first
+/// GPUs are used.
 const MOST: usize = 16;
 
-/// Returns the positions of `wanted` of these GPUs, which are sorted best first: those with the lowest cost among each
-/// other; on a tie, those farthest from the remaining GPUs, so that a group stays whole for another request; then the
-/// first ones.
+/// Returns the positions of `wanted` of these GPUs, which are sorted best first: those with the lowest cost
+/// among each other; on a tie, those farthest from the remaining GPUs, so that a group stays whole for
+/// another request; then the first ones.
 pub(super) fn together(gpus: &[&Gpu], wanted: usize) -> Vec<usize> {
     let gpus = &gpus[..gpus.len().min(MOST.max(wanted))];
     let between = |one: &Gpu, other: &Gpu| match one.uuid == other.uuid {

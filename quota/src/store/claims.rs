@@ -13,13 +13,13 @@ use crate::place::{Admission, place};
 use crate::pod::words;
 
 impl Store {
-    /// Grants `request` to a claim, for the pods with these UIDs. A claim that already has a lease for an equal
-    /// request keeps it, with its token. A claim with a different request gets a new lease, if no container uses the
-    /// old one; `swept` is called for the old one.
+    /// Grants `request` to a claim, for the pods with these UIDs. A claim that already has a lease for an
+    /// equal request keeps it, with its token. A claim with a different request gets a new lease, if no
+    /// container uses the old one; `swept` is called for the old one.
     ///
     /// # Errors
-    /// The same as for [`Store::reserve`]; also when containers use the claim's lease for another request, or its UID
-    /// is not valid in a lease key.
+    /// The same as for [`Store::reserve`]; also when containers use the claim's lease for another request, or
+    /// its UID is not valid in a lease key.
     pub fn reserve_claim(
         &self,
         name: &ClaimName,
@@ -93,8 +93,8 @@ impl Store {
         Ok((claim, lease, replaced))
     }
 
-    /// Allows the pods with these UIDs to use the claim, and no others. Returns whether anything changed. Does nothing
-    /// if there is no such claim.
+    /// Allows the pods with these UIDs to use the claim, and no others. Returns whether anything changed.
+    /// Does nothing if there is no such claim.
     ///
     /// # Errors
     /// When the store fails.
@@ -122,8 +122,8 @@ impl Store {
         Ok(self.ledger.read()?.of(&key)?.and_then(|entry| Some(entry.claim.as_ref()?.request.clone())))
     }
 
-    /// Removes a claim from its lease. Containers that still hold the lease keep it until they end. Does nothing if
-    /// there is no such claim.
+    /// Removes a claim from its lease. Containers that still hold the lease keep it until they end. Does
+    /// nothing if there is no such claim.
     ///
     /// # Errors
     /// When the store fails.
@@ -143,8 +143,8 @@ impl Store {
         Ok(entries.filter_map(|entry| Some((entry.claim?, entry.lease))).collect())
     }
 
-    /// Returns the claim with this token, and its lease. A released claim has no token, even while its containers hold
-    /// the lease.
+    /// Returns the claim with this token, and its lease. A released claim has no token, even while its
+    /// containers hold the lease.
     ///
     /// # Errors
     /// When the store fails.

@@ -15,9 +15,9 @@ impl Page {
         Ok(its.iter().flat_map(|entry| &entry.lease.grants).map(|grant| grant.gpu).collect())
     }
 
-    /// The lease that a container of `pod` joins instead of getting its own: the lease of the container whose pid
-    /// namespace it joins, or the pod's lease, if it requests that. `asked` is then the request in words, and must
-    /// equal that of the pod's lease.
+    /// The lease that a container of `pod` joins instead of getting its own: the lease of the container whose
+    /// pid namespace it joins, or the pod's lease, if it requests that. `asked` is then the request in words,
+    /// and must equal that of the pod's lease.
     pub(super) fn joined(
         &mut self,
         root: &str,

@@ -418,7 +418,8 @@ fn an_update_changes_the_store_and_writes_the_lesser_first() {
         let mut written = Vec::new();
         let (_, new) = update(&store, &lease, &memory(size), |lease| {
             written.push(lease.grants[0].memory.bytes() / GIB);
-            // At the first call the store is unchanged, at the second it has changed. The file never grants more.
+            // At the first call the store is unchanged, at the second it has changed. The file never grants
+            // more.
             let stored =
                 Store::open(store.ledger.state()).unwrap().lease(&lease.member.key).unwrap().unwrap();
             assert!(lease.grants[0].memory <= stored.grants[0].memory);

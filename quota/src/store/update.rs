@@ -1,5 +1,5 @@
-//! Changes a living lease. At no instant do the containers' files together grant more than the store, or the store
-//! more than the node has.
+//! Changes a living lease. At no instant do the containers' files together grant more than the store, or the
+//! store more than the node has.
 
 use std::io;
 
@@ -55,11 +55,12 @@ pub enum UpdateError {
 }
 
 impl Store {
-    /// Changes the living lease `id` of container `key`, by all of `changes` or none, and returns the lease before and
-    /// after. `write` puts a lease's figures into the container's `limits` file. A resource claim without a container
-    /// may have no file yet. `write` is called twice while this process has its turn: first with the lesser of old and
-    /// new figures, then, once the store has the new ones, with the new ones. If this process is killed in between,
-    /// the container has less than the store says, never more, and [`Store::settle`] repairs that.
+    /// Changes the living lease `id` of container `key`, by all of `changes` or none, and returns the lease
+    /// before and after. `write` puts a lease's figures into the container's `limits` file. A resource claim
+    /// without a container may have no file yet. `write` is called twice while this process has its turn:
+    /// first with the lesser of old and new figures, then, once the store has the new ones, with the new
+    /// ones. If this process is killed in between, the container has less than the store says, never more,
+    /// and [`Store::settle`] repairs that.
     ///
     /// # Errors
     /// When the node has no room, the lease cannot be changed, or the store or the file fails.
@@ -115,8 +116,9 @@ impl Store {
         Ok((old, new))
     }
 
-    /// Calls `act` with the lease `id` of container `key` while no other process can change the lease, so `act` never
-    /// writes older figures into the container's file than the store has. `None` if there is no such active lease.
+    /// Calls `act` with the lease `id` of container `key` while no other process can change the lease, so
+    /// `act` never writes older figures into the container's file than the store has. `None` if there is no
+    /// such active lease.
     ///
     /// # Errors
     /// When the store fails, or other processes kept it busy.

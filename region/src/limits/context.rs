@@ -1,5 +1,6 @@
-//! Memory that a process's contexts use on a GPU in addition to its own allocations: code, local memory and the
-//! driver's own structures. A library charges the cost in advance. The host's measurement of the real use replaces it.
+//! Memory that a process's contexts use on a GPU in addition to its own allocations: code, local memory and
+//! the driver's own structures. A library charges the cost in advance. The host's measurement of the real use
+//! replaces it.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -12,13 +13,14 @@ const MIB: u64 = 1 << 20;
 pub struct ContextCost {
     /// A context in which nothing was loaded. Without this much room no context is created.
     pub bare: u64,
-    /// The most that was observed once libraries had loaded their code. The difference to `bare` is kept free.
+    /// The most that was observed once libraries had loaded their code. The difference to `bare` is kept
+    /// free.
     pub most: u64,
 }
 
 impl ContextCost {
-    /// The charge on a GPU without observations. An H200 with driver 580 took 520 MiB bare and 676 MiB with cuBLAS
-    /// loaded; no other library or GPU was seen to take more than `most`.
+    /// The charge on a GPU without observations. An H200 with driver 580 took 520 MiB bare and 676 MiB with
+    /// cuBLAS loaded; no other library or GPU was seen to take more than `most`.
     pub const UNKNOWN: Self = Self { bare: 520 * MIB, most: 776 * MIB };
 }
 
@@ -39,7 +41,8 @@ const FRESH: u32 = 954;
 const TICK: u32 = 20;
 
 impl Overhead {
-    /// The overhead of contexts that use `taken` bytes and are charged `charged`; `None` if nothing is charged.
+    /// The overhead of contexts that use `taken` bytes and are charged `charged`; `None` if nothing is
+    /// charged.
     pub fn new(taken: u64, charged: u64) -> Option<Self> {
         let part = (u128::from(taken) * u128::from(EVEN)).div_ceil(u128::from(charged).max(1));
         // 0 means "no figure" in the file.
@@ -86,8 +89,8 @@ impl LimitLine {
         self.overhead.store(u64::from(ticks(now)) << 32 | u64::from(part), Relaxed);
     }
 
-    /// Returns the host's last measurement, with `now` in monotonic nanoseconds. A figure that is more than a second
-    /// old counts only if it is above the charge, since a context's code does not go away.
+    /// Returns the host's last measurement, with `now` in monotonic nanoseconds. A figure that is more than a
+    /// second old counts only if it is above the charge, since a context's code does not go away.
     pub fn overhead(&self, now: impl FnOnce() -> u64) -> Option<Overhead> {
         let word = self.overhead.load(Relaxed);
         #[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]

@@ -18,19 +18,20 @@ pub struct Measured {
     pub until: AtomicU64,
     /// GPU time of the container's processes in all windows so far, in nanoseconds.
     pub own_nanoseconds: AtomicU64,
-    /// With [`BY_RECORD`] the GPU time is from the GPU's own record. The other bits differ in each window: libraries
-    /// of earlier versions concluded from an equal value that no other process used the GPU.
+    /// With [`BY_RECORD`] the GPU time is from the GPU's own record. The other bits differ in each window:
+    /// libraries of earlier versions concluded from an equal value that no other process used the GPU.
     source: AtomicU64,
-    /// Device memory that the driver counts for the container's processes, in bytes; 0 if the driver does not report
-    /// it.
+    /// Device memory that the driver counts for the container's processes, in bytes; 0 if the driver does not
+    /// report it.
     pub memory_bytes: AtomicU64,
-    /// Monotonic time at which the host wrote this line, in nanoseconds. An old time means that the meter has stopped.
+    /// Monotonic time at which the host wrote this line, in nanoseconds. An old time means that the meter has
+    /// stopped.
     pub written: AtomicU64,
-    /// Part of `memory_bytes` that the container's usage file does not explain, in bytes; 0: it explains everything.
-    /// Below [`WITHHELD`].
+    /// Part of `memory_bytes` that the container's usage file does not explain, in bytes; 0: it explains
+    /// everything. Below [`WITHHELD`].
     unbooked: AtomicU64,
-    /// Memory that the node could add to the line's memory limit now, in MiB. Only the meter writes this word and the
-    /// next, and no other part of the line with them.
+    /// Memory that the node could add to the line's memory limit now, in MiB. Only the meter writes this word
+    /// and the next, and no other part of the line with them.
     pub room_mebibytes: AtomicU32,
     /// Number of the last request for a higher limit that the meter has granted or denied.
     pub answered: AtomicU32,
@@ -82,8 +83,8 @@ impl Measured {
         self.sequence.store(writing.wrapping_add(1), Release);
     }
 
-    /// Returns the line; `None` while a write is in progress. A reader retries a few times and then does without the
-    /// line.
+    /// Returns the line; `None` while a write is in progress. A reader retries a few times and then does
+    /// without the line.
     pub fn get(&self) -> Option<Measurement> {
         let before = self.sequence.load(Acquire);
         let value = Measurement {
@@ -99,9 +100,9 @@ impl Measured {
     }
 }
 
-/// The measurements in the bytes of a limits file, for the host's own display and for a meter that continues where
-/// another stopped; `None` if there are too few bytes. A line with a write in progress reads as not measured. The
-/// caller reads the file twice: bytes that are equal both times are not torn.
+/// The measurements in the bytes of a limits file, for the host's own display and for a meter that continues
+/// where another stopped; `None` if there are too few bytes. A line with a write in progress reads as not
+/// measured. The caller reads the file twice: bytes that are equal both times are not torn.
 pub fn measurements(bytes: &[u8]) -> Option<[Measurement; MAX_DEVICES]> {
     let lines = bytes.get(LINES..LINES + MAX_DEVICES * size_of::<Measured>())?;
     let mut all = [Measurement::default(); MAX_DEVICES];

@@ -14,10 +14,10 @@ const SEQUENCE: core::ops::Range<usize> = 16..20;
 const _: () = assert!(core::mem::offset_of!(super::LimitsHeader, sequence) == SEQUENCE.start);
 
 impl LimitsFile {
-    /// Overwrites the file with `grants`, `host_bytes` and `is_supervised`, and leaves the measurements alone. Only
-    /// one writer may run at a time. A writer that died half-way leaves an odd sequence, from which the next writer
-    /// continues. Each word is stored once, so a reader of a single word sees the old or the new value. Grants beyond
-    /// the file's last line are not written.
+    /// Overwrites the file with `grants`, `host_bytes` and `is_supervised`, and leaves the measurements
+    /// alone. Only one writer may run at a time. A writer that died half-way leaves an odd sequence, from
+    /// which the next writer continues. Each word is stored once, so a reader of a single word sees the old
+    /// or the new value. Grants beyond the file's last line are not written.
     pub fn set_grants(&self, grants: &[DeviceLimits], host_bytes: u64, is_supervised: bool) {
         let header = &self.header;
         let writing = header.sequence.load(Relaxed) | 1;
@@ -45,8 +45,8 @@ impl LimitsFile {
 }
 
 impl LimitsFile {
-    /// Writes only the memory limits of the first lines, each in one store, and makes them visible before the caller's
-    /// next reads. Leaves the sequence unchanged: the account of compute goes on.
+    /// Writes only the memory limits of the first lines, each in one store, and makes them visible before the
+    /// caller's next reads. Leaves the sequence unchanged: the account of compute goes on.
     pub fn set_memory(&self, limits: impl Iterator<Item = u64>) {
         for (line, bytes) in self.devices.iter().zip(limits) {
             line.memory_bytes.store(bytes, SeqCst);
@@ -72,8 +72,8 @@ impl LimitLine {
 }
 
 /// Whether the bytes of a limits file grant the same as `granted`, the result of
-/// [`encode_limits`](super::encode_limits). The host's figures may differ, and so may the sequence, but the sequence
-/// must not indicate a write in progress.
+/// [`encode_limits`](super::encode_limits). The host's figures may differ, and so may the sequence, but the
+/// sequence must not indicate a write in progress.
 pub fn grants_are(bytes: &[u8], granted: &[u8; LIMITS_LEN]) -> bool {
     let equal = |range: core::ops::Range<usize>| bytes.get(range.clone()) == granted.get(range);
     let sequence = bytes.get(SEQUENCE).and_then(|bytes| bytes.first_chunk());

@@ -1,5 +1,5 @@
-//! Properties that the host's readers must have for any bytes that a container leaves. The bounded test next to this
-//! folder and `testbed/fuzz` share them.
+//! Properties that the host's readers must have for any bytes that a container leaves. The bounded test next
+//! to this folder and `testbed/fuzz` share them.
 
 use gpushare_region::{
     LIMITS_LEN, MAX_DEVICES, SLOTS, USAGE_HEADER_LEN, USAGE_LEN, encode_limits, grants_are, measurements,

@@ -2,9 +2,10 @@
 //! `ALIYUN_COM_GPU_MEM_DEV` parts of a GPU (gpushare-device-plugin pkg/gpu/nvidia/allocate.go; lvmxh/cgpu
 //! README).
 //!
-//! The plugin counts every GPU of a node by the size of the first. If this GPU has another size, a part is a GiB or a
-//! MiB. The scheduler extender records an index on the pod. It is read only if the plugin found no pod, as with pods
-//! of several GPU containers; otherwise it can be wrong (gpushare-scheduler-extender issue 220).
+//! The plugin counts every GPU of a node by the size of the first. If this GPU has another size, a part is a
+//! GiB or a MiB. The scheduler extender records an index on the pod. It is read only if the plugin found no
+//! pod, as with pods of several GPU containers; otherwise it can be wrong (gpushare-scheduler-extender issue
+//! 220).
 
 use gpushare_inventory::Gpu;
 
@@ -15,7 +16,8 @@ use crate::sources::list;
 use crate::sources::names::DEVICES;
 use gpushare_claims::{Claim, NodeGpus, Priority, RequestError, Word, Words, conflict, contains};
 
-/// If the plugin found no pod, the list of GPUs holds a sentinel text; see [`crate::sources::names::is_sentinel`].
+/// If the plugin found no pod, the list of GPUs holds a sentinel text; see
+/// [`crate::sources::names::is_sentinel`].
 pub(super) static DIALECT: Dialect =
     Dialect { name: "aliyun", speech, read, owns: cgpu::owns, numbers: cgpu::meaning, ..Dialect::PLAIN };
 
@@ -46,7 +48,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// The container's GPUs, and a claim that names them. Without a list of GPUs, the container gets the sliced GPUs.
+/// The container's GPUs, and a claim that names them. Without a list of GPUs, the container gets the sliced
+/// GPUs.
 fn given<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -84,8 +87,8 @@ fn sliced_of<'a>(
     Ok(cut.into_iter().filter(|gpu| contains(gpus, gpu)).collect())
 }
 
-/// Turns cGPU's weight (1 to 25) into a priority. A scheduler that computes the weight from a percentage writes 0 for
-/// the smallest. The variable for high priority takes precedence over the weight.
+/// Turns cGPU's weight (1 to 25) into a priority. A scheduler that computes the weight from a percentage
+/// writes 0 for the smallest. The variable for high priority takes precedence over the weight.
 fn priorities(words: &Words) -> Result<Vec<Claim>, RequestError> {
     let mut claims = Vec::new();
     for word in words.named(HIGH) {

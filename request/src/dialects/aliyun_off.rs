@@ -1,6 +1,6 @@
-//! Alibaba's cGPU turned off: `CGPU_DISABLE` (lvmxh/cgpu README; gpushare-device-plugin writes it on nodes labelled
-//! `cgpu.disable.isolation`). If the node honours the switch, the container asks for whole GPUs. Otherwise the switch
-//! has no effect, and the rest of the bundle counts.
+//! Alibaba's cGPU turned off: `CGPU_DISABLE` (lvmxh/cgpu README; gpushare-device-plugin writes it on nodes
+//! labelled `cgpu.disable.isolation`). If the node honours the switch, the container asks for whole GPUs.
+//! Otherwise the switch has no effect, and the rest of the bundle counts.
 
 use crate::dialect::{Dialect, Off, Speech, Switch};
 use crate::dialects::cgpu::{self, OFF};
@@ -20,8 +20,8 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// A switch with an unknown value also counts as asking, so that [`read`] refuses it. In a container without a GPU it
-/// is ignored, since it may come from the image.
+/// A switch with an unknown value also counts as asking, so that [`read`] refuses it. In a container without
+/// a GPU it is ignored, since it may come from the image.
 fn speech(words: &Words) -> Speech {
     let is_honoured = words.policy.switches.iter().any(|switch| switch == OFF);
     let speaks = |word: Word| is_on(word.value).is_none_or(|on| on && is_honoured);

@@ -30,8 +30,8 @@ pub(crate) fn owns(key: &str) -> bool {
     key.starts_with("ALIYUN_COM_GPU_") || key == PERCENT
 }
 
-/// The meaning of a number in the list of GPUs. Only the device plugin writes the index variable, and it counts by
-/// minors. A docker caller uses indexes, as docker does.
+/// The meaning of a number in the list of GPUs. Only the device plugin writes the index variable, and it
+/// counts by minors. A docker caller uses indexes, as docker does.
 pub(crate) fn meaning(words: &Words) -> IndexMeaning {
     if words.has(INDEX) { words.policy.dialects.aliyun_index } else { IndexMeaning::Pci }
 }
@@ -52,15 +52,16 @@ pub(crate) fn listed<'a>(
     }
 }
 
-/// The GPU that the plugin chose; `None` in a container that is not the plugin's. If the plugin found no pod (index
-/// -1), the scheduler extender's annotation names the GPU, with the rank of a pod's word.
+/// The GPU that the plugin chose; `None` in a container that is not the plugin's. If the plugin found no pod
+/// (index -1), the scheduler extender's annotation names the GPU, with the rank of a pod's word.
 pub(crate) fn index<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
 ) -> Result<Option<(Word<'a>, &'a Gpu)>, RequestError> {
     let Some(word) = words.one(INDEX)? else { return Ok(None) };
     if word.value != "-1" {
-        // On a node with one GPU the plugin's index may not exist on this node (issue 220). Then the list counts.
+        // On a node with one GPU the plugin's index may not exist on this node (issue 220). Then the list
+        // counts.
         return Ok(node.find(INDEX, &number(words, word)?).ok().map(|gpu| (word, gpu)));
     }
     let noted = words.annotation(INDEX).ok_or_else(|| {
@@ -87,8 +88,8 @@ pub(crate) fn is_noted(words: &Words) -> bool {
     words.named(INDEX).any(|word| word.value == "-1") && words.annotation(INDEX).is_some()
 }
 
-/// The GPUs of the container, and a claim for the plugin's choice. If the plugin wrote its index, the container gets
-/// that one GPU, no matter what else the bundle says; otherwise it gets those of the list.
+/// The GPUs of the container, and a claim for the plugin's choice. If the plugin wrote its index, the
+/// container gets that one GPU, no matter what else the bundle says; otherwise it gets those of the list.
 pub(crate) fn given<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -166,8 +167,8 @@ pub(crate) fn memory_claim(
     Ok(claim.noting(amounts.into_iter().filter_map(|(_, note)| note)))
 }
 
-/// The container's memory on one GPU: its part of the GPU, as cGPU computes it. If the plugin counted the GPU by
-/// another one's size, it is a number of GiB or MiB, and a note says so.
+/// The container's memory on one GPU: its part of the GPU, as cGPU computes it. If the plugin counted the GPU
+/// by another one's size, it is a number of GiB or MiB, and a note says so.
 fn memory(
     words: &Words,
     node: NodeGpus,
@@ -181,9 +182,9 @@ fn memory(
     if !words.has(INDEX) || UNITS.iter().any(is_size) {
         return Ok((ratio.of(all), None));
     }
-    // The plugin gives all GPUs the size of the first. GiB and MiB differ by a factor of about a thousand, so only one
-    // of them yields between half and double the size. A pod can write the unit too, so a stated unit counts only if
-    // it yields about this size.
+    // The plugin gives all GPUs the size of the first. GiB and MiB differ by a factor of about a thousand, so
+    // only one of them yields between half and double the size. A pod can write the unit too, so a stated
+    // unit counts only if it yields about this size.
     let first = total(node.unnamed().first().unwrap_or(&gpu))?.bytes();
     let is_near = |unit: &u64| {
         let size = ratio.of.checked_mul(*unit);

@@ -1,9 +1,9 @@
 //! Elastic GPU agent: `GPU=<hash>` and device nodes `/host/dev/elastic-gpu-<hash>-<i>`, which have the GPUs'
 //! minors (elastic-ai/elastic-gpu-agent pkg/plugins/gpushare.go).
 //!
-//! The bundle does not hold the amounts. The container gets the node's default share, or the share that a gpushare
-//! annotation states. kubelet hands over the nodes. The pod's annotations with indexes are not read; the nodes
-//! identify the GPUs.
+//! The bundle does not hold the amounts. The container gets the node's default share, or the share that a
+//! gpushare annotation states. kubelet hands over the nodes. The pod's annotations with indexes are not read;
+//! the nodes identify the GPUs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,8 +23,8 @@ pub(super) static DIALECT: Dialect =
 const HASH: &str = "GPU";
 const NODE: &str = "/host/dev/elastic-gpu-";
 
-/// Asks only if the variable, a node with its hash and the list `none` are all present. Other programs also use a
-/// variable `GPU`.
+/// Asks only if the variable, a node with its hash and the list `none` are all present. Other programs also
+/// use a variable `GPU`.
 fn speech(words: &Words) -> Speech {
     let mut hashes = words.named(HASH).map(|word| word.value).filter(|value| is_hash(value)).peekable();
     if hashes.peek().is_none() {
@@ -51,8 +51,8 @@ fn nodes<'a>(words: &Words<'a>) -> impl Iterator<Item = (&'a Node, &'a str)> {
     nodes.filter_map(|node| Some((node, node.path.strip_prefix(NODE)?)))
 }
 
-/// Reads the GPUs from the nodes. The agent has one plugin for compute and one for memory, each with its own hash. The
-/// container has the GPUs of both, and nodes with the same index must be the same GPU.
+/// Reads the GPUs from the nodes. The agent has one plugin for compute and one for memory, each with its own
+/// hash. The container has the GPUs of both, and nodes with the same index must be the same GPU.
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let mut found: BTreeMap<u64, (Word, u32)> = BTreeMap::new();
     for (device, name) in nodes(words) {

@@ -2,8 +2,8 @@
 //! the device list (HAMi pkg/device-plugin/nvidiadevice; HAMi-core
 //! src/multiprocess/multiprocess_memory_limit.c).
 //!
-//! HAMi-core treats 0, or a value that it cannot read, as "no limit"; here that is an error. HAMi-core also reads the
-//! image's file `/overrideEnv`, which is not read here.
+//! HAMi-core treats 0, or a value that it cannot read, as "no limit"; here that is an error. HAMi-core also
+//! reads the image's file `/overrideEnv`, which is not read here.
 
 mod allocated;
 
@@ -55,14 +55,14 @@ const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
 const CACHE: &str = "CUDA_DEVICE_MEMORY_SHARED_CACHE";
 
-/// Whether Volcano's fork of HAMi wrote the bundle, judged by the path of its cache. The fork treats any value of the
-/// switch as on.
+/// Whether Volcano's fork of HAMi wrote the bundle, judged by the path of its cache. The fork treats any
+/// value of the switch as on.
 fn is_volcanos(words: &Words) -> bool {
     words.container.named(CACHE).any(|(_, value)| value.starts_with("/tmp/vgpu/"))
 }
 
-/// The scheduler's note alone is only a limit: it lists what the pod's containers have, but not which of them this one
-/// is.
+/// The scheduler's note alone is only a limit: it lists what the pod's containers have, but not which of them
+/// this one is.
 fn speech(words: &Words) -> Speech {
     match limits(words).next() {
         Some(_) => Speech::Asks,
@@ -108,7 +108,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// One claim for each memory limit. The key without a position applies to the GPUs that have no limit of their own.
+/// One claim for each memory limit. The key without a position applies to the GPUs that have no limit of
+/// their own.
 fn memory_claims(words: &Words, all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     let stated = all.iter().copied().filter(|word| is_limit(word.key, MEMORY));
     let stated = limit::each(stated, |word| memory(words, word))?;
@@ -127,8 +128,8 @@ fn at<'a>(gpus: &[&'a Gpu], is_its: impl Fn(usize) -> bool) -> impl Iterator<Ite
     gpus.iter().enumerate().filter(move |(place, _)| is_its(*place)).map(|(_, gpu)| *gpu)
 }
 
-/// One claim for each compute limit. The plugin writes only the key without a position. A pod must not raise that
-/// limit with a position, so the plain key also applies to a GPU whose own limits are all higher.
+/// One claim for each compute limit. The plugin writes only the key without a position. A pod must not raise
+/// that limit with a position, so the plain key also applies to a GPU whose own limits are all higher.
 fn compute_claims(all: &[Word], gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     let caps = all.iter().copied().filter(|word| is_limit(word.key, CORES));
     let caps = limit::each(caps, limit::cores_or_all)?;

@@ -3,9 +3,9 @@
 //! pkg/binder/common/gpu_access.go, pkg/common/constants/constants.go). With HAMi-core also
 //! `CUDA_DEVICE_MEMORY_LIMIT` (pkg/binder/plugins/hamicore/hami_core.go).
 //!
-//! The binder rounds the portion to two digits. If the annotation agrees with it, the annotation's exact amount
-//! counts. Run:ai also counts a container's whole GPUs in `RUNAI_NUM_OF_GPUS`, so a whole number there states no
-//! portion.
+//! The binder rounds the portion to two digits. If the annotation agrees with it, the annotation's exact
+//! amount counts. Run:ai also counts a container's whole GPUs in `RUNAI_NUM_OF_GPUS`, so a whole number there
+//! states no portion.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -39,7 +39,8 @@ const FRACTION: &str = "gpu-fraction";
 const MEMORY: &str = "gpu-memory";
 const CONTAINER: &str = "gpu-fraction-container-name";
 const COUNT: &str = "gpu-fraction-num-devices";
-/// The namespaces of the schedulers' reservation pods. Such a pod holds a GPU for the scheduler without using it.
+/// The namespaces of the schedulers' reservation pods. Such a pod holds a GPU for the scheduler without using
+/// it.
 const RESERVATIONS: [&str; 2] = ["kai-resource-reservation", "runai-reservation"];
 /// The number of bytes that a reservation pod gets. It only queries the driver for the GPU's UUID.
 const RESERVED: u64 = 1 << 20;
@@ -69,9 +70,9 @@ fn owns(key: &str) -> bool {
     matches!(key, PORTION | GPUS | LIMIT)
 }
 
-/// Only one container of a pod has the share: the one that an annotation names, else the first. The bundle does not
-/// show which is first. The list of GPUs identifies it, because the other containers' list is `void` or comes from the
-/// image.
+/// Only one container of a pod has the share: the one that an annotation names, else the first. The bundle
+/// does not show which is first. The list of GPUs identifies it, because the other containers' list is `void`
+/// or comes from the image.
 fn whose(words: &Words) -> Whose {
     // An annotation that is less trusted than the amount's cannot give the share to another container.
     let asked =
@@ -165,8 +166,8 @@ fn reservation(words: &Words) -> Vec<Claim> {
     vec![claim.noting([format!("{word} reserves a GPU towards the scheduler: it gets the least share")])]
 }
 
-/// HAMi-core's limit on one GPU. The binder computes it from the rounded portion. If it exceeds the portion or the
-/// annotation's amount by no more than rounding explains, it is lowered to that.
+/// HAMi-core's limit on one GPU. The binder computes it from the rounded portion. If it exceeds the portion
+/// or the annotation's amount by no more than rounding explains, it is lowered to that.
 fn near(
     limit: DeviceMemory,
     portions: &[(Word, u64)],
@@ -181,8 +182,8 @@ fn near(
     Ok(bounds.chain([limit]).min().unwrap_or(limit))
 }
 
-/// Whether the two differ by at most a hundredth of the GPU's memory. This covers rounding to hundredths and the
-/// binder's own notion of the GPU's size.
+/// Whether the two differ by at most a hundredth of the GPU's memory. This covers rounding to hundredths and
+/// the binder's own notion of the GPU's size.
 fn is_near(exact: DeviceMemory, rounded: DeviceMemory, total: DeviceMemory) -> bool {
     exact.bytes().abs_diff(rounded.bytes()) <= total.bytes() / 100
 }
@@ -234,8 +235,8 @@ fn fraction(word: Word) -> Result<u64, RequestError> {
 
 const NO_PORTION: &str = "a portion is above 0 and below 1, as 0.5; ask for a whole GPU by nvidia.com/gpu: 1";
 
-/// Reads the binder's portion in units of 1/[`WHOLE`]. The binder rounds a very small portion to 0.00 and a very large
-/// one to 1.00.
+/// Reads the binder's portion in units of 1/[`WHOLE`]. The binder rounds a very small portion to 0.00 and a
+/// very large one to 1.00.
 fn portion(word: Word) -> Result<u64, RequestError> {
     if word.value.is_empty() {
         return Err(word.wrong("the binder has not filled the ConfigMap: see its log, and delete the pod"));

@@ -1,9 +1,11 @@
 //! Koordinator: the pod's annotation `scheduling.koordinator.sh/device-allocated` (koordinator
-//! apis/extension/device_share.go), and the settings of its hook: minors in `NVIDIA_VISIBLE_DEVICES`, HAMi-core's
-//! limits without `_<i>`, and HAMi-core's `LD_PRELOAD` (pkg/koordlet/runtimehooks/hooks/gpu/gpu.go). Without NRI the
-//! hook does not run, and the bundle has only the annotation.
+//! apis/extension/device_share.go), and the settings of its hook: minors in `NVIDIA_VISIBLE_DEVICES`,
+//! HAMi-core's limits without `_<i>`, and HAMi-core's `LD_PRELOAD`
+//! (pkg/koordlet/runtimehooks/hooks/gpu/gpu.go). Without NRI the hook does not run, and the bundle has only
+//! the annotation.
 //!
-//! Annotation and variables describe the whole pod and appear in each of its containers, so the pod holds the share.
+//! Annotation and variables describe the whole pod and appear in each of its containers, so the pod holds the
+//! share.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 use serde_json::Value;
@@ -33,9 +35,9 @@ const ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 const MEMORY: &str = "CUDA_DEVICE_MEMORY_LIMIT";
 const CORES: &str = "CUDA_DEVICE_SM_LIMIT";
 
-/// Koordinator's hook gives the annotation's GPUs to every container of the pod. Here a container whose list names no
-/// GPU, as a webhook writes it for sidecars, gets none from the annotation. The pod's share limits what it gets by
-/// other words.
+/// Koordinator's hook gives the annotation's GPUs to every container of the pod. Here a container whose list
+/// names no GPU, as a webhook writes it for sidecars, gets none from the annotation. The pod's share limits
+/// what it gets by other words.
 fn speech(words: &Words) -> Speech {
     let wants = || names_gpus(words) || !words.has(DEVICES);
     match is_annotated(words) {
@@ -46,8 +48,8 @@ fn speech(words: &Words) -> Speech {
     }
 }
 
-/// Whether Koordinator's hook wrote the limits. The hook writes bytes and `LD_PRELOAD`, while HAMi writes a unit and
-/// preloads through a file.
+/// Whether Koordinator's hook wrote the limits. The hook writes bytes and `LD_PRELOAD`, while HAMi writes a
+/// unit and preloads through a file.
 fn is_hooks(words: &Words) -> bool {
     words.container.engine() == Engine::Cri
         && words.named(MEMORY).any(|word| quantity::whole::<u64>(word.value).is_some())
@@ -152,8 +154,8 @@ impl Part {
         self.ratio == Some(100) && self.cores.is_none_or(|cores| cores == Cap::Unlimited)
     }
 
-    /// The amount on this GPU. The scheduler counted `memory` itself, so it takes precedence over `ratio`; but a ratio
-    /// of 100 is all of the GPU's memory.
+    /// The amount on this GPU. The scheduler counted `memory` itself, so it takes precedence over `ratio`;
+    /// but a ratio of 100 is all of the GPU's memory.
     fn amount(&self, gpu: &Gpu) -> Result<Amount, RequestError> {
         let memory = match (self.ratio, self.memory) {
             (Some(100), _) => Some(total(gpu)?),

@@ -13,9 +13,9 @@ pub(crate) const PINNED: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 pub(crate) const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 pub(crate) const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// The claims of the pinned memory limits. With several GPUs, two differing texts are a conflict on every node: the
-/// smallest limit of each GPU might then be neither text, but one of the two must remain in the container and state
-/// what was granted.
+/// The claims of the pinned memory limits. With several GPUs, two differing texts are a conflict on every
+/// node: the smallest limit of each GPU might then be neither text, but one of the two must remain in the
+/// container and state what was granted.
 pub(crate) fn pinned(words: &Words, node: NodeGpus, gpus: &[&Gpu]) -> Result<Vec<Claim>, RequestError> {
     if gpus.len() > 1 {
         words.one(PINNED)?;
@@ -32,8 +32,8 @@ pub(crate) fn percentages(words: &Words) -> Result<Vec<Claim>, RequestError> {
     Claim::each_of(words.named(PERCENTAGE), |word| Ok(Amount::cores(percentage(word)?)))
 }
 
-/// The note for a container with MPS's pipe directory: it gets a gpushare share. The limit of each GPU in one text. A
-/// GPU without a limit counts as a mistake, never as "no limit".
+/// The note for a container with MPS's pipe directory: it gets a gpushare share. The limit of each GPU in one
+/// text. A GPU without a limit counts as a mistake, never as "no limit".
 pub(crate) fn mode(words: &Words) -> Option<String> {
     let pipe = words.named(PIPE).next()?;
     Some(format!("{pipe}: the share's limits are gpushare's, those of MPS's daemon are not read"))

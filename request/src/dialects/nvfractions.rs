@@ -2,8 +2,8 @@
 //! plugin turns them into `NVIDIA_GPU_MEMORY_LIMIT` and MPS's variables (kai-gpu-fractioning
 //! fractiond/internal/annotations, fractiond/internal/injection).
 //!
-//! In that system a request is guaranteed memory, and a limit is memory that may be used. gpushare guarantees the
-//! limit.
+//! In that system a request is guaranteed memory, and a limit is memory that may be used. gpushare guarantees
+//! the limit.
 
 use gpushare_inventory::DeviceMemory;
 
@@ -33,7 +33,8 @@ pub(super) static DIALECT: Dialect = Dialect {
 const LIMITS: [&str; 2] = ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS"];
 const REQUESTS: [&str; 2] = ["NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_REQUESTS"];
 
-/// Prefixes before the container's name in annotations. KAI-Scheduler issue 1505 proposes the second and third.
+/// Prefixes before the container's name in annotations. KAI-Scheduler issue 1505 proposes the second and
+/// third.
 const PREFIXES: [&str; 3] = ["nvidia.com/container.", "nvidia.cdi.k8s.io/container.", PROPOSED];
 const PROPOSED: &str = "nvidia.cdi.k8s.io/";
 
@@ -69,8 +70,8 @@ fn annotations<'a>(words: &Words<'a>, parts: &'static [&'static str]) -> impl It
     words.annotations().filter(is_one)
 }
 
-/// Refuses an unknown part that begins with `gpu`: a misspelt limit would otherwise be no limit at all. Other unknown
-/// parts may belong to another container, in a pod that has a container called `container`.
+/// Refuses an unknown part that begins with `gpu`: a misspelt limit would otherwise be no limit at all. Other
+/// unknown parts may belong to another container, in a pod that has a container called `container`.
 fn refuse_unknown(words: &Words) -> Result<(), RequestError> {
     let is_unknown = |word: &Word| {
         let part = part(word.key, words.container).filter(|part| part.starts_with("gpu"));
@@ -143,8 +144,8 @@ fn quantity(word: Word) -> Result<DeviceMemory, RequestError> {
     })
 }
 
-/// The compute limits. They exist only in the mode `sm-sharing`; time-slicing, the default, leaves idle time to
-/// everyone.
+/// The compute limits. They exist only in the mode `sm-sharing`; time-slicing, the default, leaves idle time
+/// to everyone.
 fn portions(words: &Words) -> Result<Vec<Claim>, RequestError> {
     let mut shares = false;
     for word in annotations(words, &MODE) {

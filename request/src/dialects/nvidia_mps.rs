@@ -2,9 +2,9 @@
 //! `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` by position in the device list or by UUID, and
 //! `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
 //!
-//! MPS counts the pinned limit per process, so a container can exceed it by forking (k8s-device-plugin issues 594 and
-//! 720). Here it is the container's limit. A bundle does not show the limits set in the MPS daemon (k8s-device-plugin
-//! cmd/mps-control-daemon/mps/daemon.go), so a pipe directory alone states no amount.
+//! MPS counts the pinned limit per process, so a container can exceed it by forking (k8s-device-plugin issues
+//! 594 and 720). Here it is the container's limit. A bundle does not show the limits set in the MPS daemon
+//! (k8s-device-plugin cmd/mps-control-daemon/mps/daemon.go), so a pipe directory alone states no amount.
 
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::mps::{PERCENTAGE, PINNED, PIPE, mode, percentages, pinned};

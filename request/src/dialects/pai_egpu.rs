@@ -1,7 +1,8 @@
 //! Alibaba PAI's eGPU: `AMP_VGPU_ENABLE=1`, with bytes per GPU or a part of it, and a percentage of compute
 //! (help.aliyun.com, pai/egpu-interface-usage-example).
 //!
-//! Anybody can set the switch. So if Aliyun's device plugin wrote its index, GPU and part have the plugin's meaning.
+//! Anybody can set the switch. So if Aliyun's device plugin wrote its index, GPU and part have the plugin's
+//! meaning.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 

@@ -1,10 +1,11 @@
 //! The parts common to Slurm's ways of sharing GPUs: which GPUs a step has (slurm
-//! src/plugins/gres/common/gres_common.c), and which part of the step's amount a container has. `SLURM_STEP_GPUS` and
-//! `SLURM_JOB_GPUS` number the node's GPUs, `CUDA_VISIBLE_DEVICES` those of the step. Each task is a container and
-//! carries the amount of the whole step.
+//! src/plugins/gres/common/gres_common.c), and which part of the step's amount a container has.
+//! `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` number the node's GPUs, `CUDA_VISIBLE_DEVICES` those of the step.
+//! Each task is a container and carries the amount of the whole step.
 //!
-//! The bundle's variables replace what srun sends. slurmstepd then writes its own over both: the GPUs and amounts, and
-//! last `SLURM_GTIDS` and similar ones (slurm src/slurmd/slurmstepd, container.c, slurmstepd.c and task.c).
+//! The bundle's variables replace what srun sends. slurmstepd then writes its own over both: the GPUs and
+//! amounts, and last `SLURM_GTIDS` and similar ones (slurm src/slurmd/slurmstepd, container.c, slurmstepd.c
+//! and task.c).
 
 use gpushare_inventory::Gpu;
 
@@ -68,16 +69,16 @@ fn gpus<'a>(words: &Words<'a>, node: NodeGpus<'a>, by: Word) -> Result<Gpus<'a>,
     }
 }
 
-/// Whether slurmstepd created the container for the job itself (a batch script, the shell of salloc). For a step of
-/// srun it writes the step's number.
+/// Whether slurmstepd created the container for the job itself (a batch script, the shell of salloc). For a
+/// step of srun it writes the step's number.
 fn is_of_job(words: &Words) -> bool {
     let is_sruns = |word: Word| quantity::whole::<u64>(word.value).is_some_and(|number| number < FIRST_KIND);
     words.has(TASKS) && !words.named(STEP_ID).any(is_sruns)
 }
 
-/// The claims of a share of one GPU. One claim names the GPU; for each variable `key`, another states the amount that
-/// `amount` computes from the container's part of a GPU. `whole` reads the step's part, and `several` is the error's
-/// text for several GPUs.
+/// The claims of a share of one GPU. One claim names the GPU; for each variable `key`, another states the
+/// amount that `amount` computes from the container's part of a GPU. `whole` reads the step's part, and
+/// `several` is the error's text for several GPUs.
 pub(super) fn claims<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -98,8 +99,8 @@ pub(super) fn claims<'a>(
     Ok(claims)
 }
 
-/// This container's part of `whole`, the part of a GPU that `by` gives the step, and a note. The step's tasks on this
-/// node share it equally. Less than a percent of compute for each is an error.
+/// This container's part of `whole`, the part of a GPU that `by` gives the step, and a note. The step's tasks
+/// on this node share it equally. Less than a percent of compute for each is an error.
 fn part_of_task(words: &Words, by: Word, whole: Decimal) -> Result<(Decimal, Option<String>), RequestError> {
     let tasks = tasks(words)?;
     if tasks == 1 {
@@ -117,8 +118,8 @@ fn part_of_task(words: &Words, by: Word, whole: Decimal) -> Result<(Decimal, Opt
     Ok((part, Some(note)))
 }
 
-/// The number of the step's tasks on this node, at least one. `SLURM_GTIDS` comes from Slurm itself. The list of tasks
-/// per node counts only if `SLURM_GTIDS` is missing, because a bundle may have replaced the list.
+/// The number of the step's tasks on this node, at least one. `SLURM_GTIDS` comes from Slurm itself. The list
+/// of tasks per node counts only if `SLURM_GTIDS` is missing, because a bundle may have replaced the list.
 /// `SLURM_TASKS_PER_NODE` is not read: a batch script is one container, no matter what its job may start.
 fn tasks(words: &Words) -> Result<u64, RequestError> {
     if let Some(word) = words.one(TASKS)? {

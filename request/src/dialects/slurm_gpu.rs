@@ -1,5 +1,6 @@
-//! Slurm's gres `gpu`, whole GPUs of a step: `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS`. They do not ask for a share. They
-//! limit which GPUs other words may choose: gpushare's keys may state the amount, but Slurm chooses the GPU.
+//! Slurm's gres `gpu`, whole GPUs of a step: `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS`. They do not ask for a
+//! share. They limit which GPUs other words may choose: gpushare's keys may state the amount, but Slurm
+//! chooses the GPU.
 
 use crate::dialect::{Dialect, Speech};
 use crate::dialects::slurm;

@@ -23,8 +23,8 @@ fn speech(words: &Words) -> Speech {
     Speech::asking(words.has(PERCENTAGE) && words.has("SLURM_JOB_ID") && !slurm::has_no_gpu(words))
 }
 
-/// Several GPUs are refused: Slurm then writes the sum, computed with the count of one of them, which is more on each
-/// GPU than was requested (`MULTIPLE_SHARING_GRES_PJ`).
+/// Several GPUs are refused: Slurm then writes the sum, computed with the count of one of them, which is more
+/// on each GPU than was requested (`MULTIPLE_SHARING_GRES_PJ`).
 fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let whole = |word: Word| Ok(Decimal { numerator: percentage(word)?, denominator: 100 });
     let amount = |part: Decimal, gpu: &Gpu| {
@@ -40,8 +40,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(claims)
 }
 
-/// Reads the percentage. Slurm computes it from the job's count and the GPU's count. If the GPU's count is wrong, the
-/// result is 0 or too high.
+/// Reads the percentage. Slurm computes it from the job's count and the GPU's count. If the GPU's count is
+/// wrong, the result is 0 or too high.
 fn percentage(word: Word) -> Result<u64, RequestError> {
     quantity::whole::<u64>(word.value).filter(|percent| (1..=100).contains(percent)).ok_or_else(|| {
         word.wrong("Slurm's percentage is a whole number from 1 to 100: check gres.conf Count of mps")

@@ -1,5 +1,5 @@
-//! Slurm's gres `shard`: `SLURM_SHARDS_ON_NODE` (slurm src/plugins/gres/shard/gres_shard.c). The number of shards of a
-//! GPU is in gres.conf and not in the environment, so gpushare's settings have to state it.
+//! Slurm's gres `shard`: `SLURM_SHARDS_ON_NODE` (slurm src/plugins/gres/shard/gres_shard.c). The number of
+//! shards of a GPU is in gres.conf and not in the environment, so gpushare's settings have to state it.
 
 use gpushare_inventory::Gpu;
 

@@ -2,8 +2,8 @@
 //! writes (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go,
 //! pkg/services/virtual-manager/manager.go).
 //!
-//! A mount of `/etc/vcuda` without the annotations means that they did not reach the bundle; such a container is
-//! refused.
+//! A mount of `/etc/vcuda` without the annotations means that they did not reach the bundle; such a container
+//! is refused.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 
@@ -67,7 +67,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(vec![claim])
 }
 
-/// The annotation with this name. Without it the others are not a complete request, so its absence is an error.
+/// The annotation with this name. Without it the others are not a complete request, so its absence is an
+/// error.
 fn needed<'a>(words: &Words<'a>, key: &str) -> Result<Word<'a>, RequestError> {
     let known = [DEVICE, CORE, MEMORY].into_iter().find_map(|key| words.annotation(key));
     let Some(known) = known.or_else(|| mount(words)) else {
@@ -126,8 +127,8 @@ fn part(words: &Words, core: Word, percent: u64, device: Word, gpus: &[&Gpu]) ->
     Ok(Claim { burst: burst(words, core, percent)?, ..claim })
 }
 
-/// The most compute that may be used in idle time. It raises what the container was granted, so a strict node accepts
-/// it only from a word that may grant there.
+/// The most compute that may be used in idle time. It raises what the container was granted, so a strict node
+/// accepts it only from a word that may grant there.
 fn burst(words: &Words, core: Word, percent: u64) -> Result<Option<Cores>, RequestError> {
     let Some(word) = words.annotation(CORE_LIMIT) else { return Ok(None) };
     let most = quantity::whole::<u64>(word.value).filter(|most| *most >= percent);

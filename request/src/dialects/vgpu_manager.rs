@@ -1,8 +1,8 @@
-//! vgpu-manager: `CUDA_MEM_LIMIT_<h>`, `CUDA_CORE_LIMIT_<h>` and `CUDA_CORE_SOFT_LIMIT_<h>` by the host's index h.
-//! `MANAGER_VISIBLE_DEVICES` or `MANAGER_VISIBLE_DEVICE_<h>` has the UUID of each index (vgpu-manager
-//! pkg/deviceplugin/vgpu/vnum_plugin.go, pkg/kubeletplugin/vgpu.go). The pod's annotations `nvidia.com/real-allocated`
-//! and `/pre-allocated` name the container (pkg/device/types.go). An empty variable counts as unset: the plugin writes
-//! empty ones.
+//! vgpu-manager: `CUDA_MEM_LIMIT_<h>`, `CUDA_CORE_LIMIT_<h>` and `CUDA_CORE_SOFT_LIMIT_<h>` by the host's
+//! index h. `MANAGER_VISIBLE_DEVICES` or `MANAGER_VISIBLE_DEVICE_<h>` has the UUID of each index
+//! (vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go, pkg/kubeletplugin/vgpu.go). The pod's annotations
+//! `nvidia.com/real-allocated` and `/pre-allocated` name the container (pkg/device/types.go). An empty
+//! variable counts as unset: the plugin writes empty ones.
 
 use gpushare_inventory::Gpu;
 
@@ -36,8 +36,8 @@ pub(super) static DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// The switches of vgpu-manager (pkg/util/util.go and pkg/util/consts.go). With the ratio a node promises more memory
-/// than its GPUs have. Here a limit always applies to the GPU's own memory.
+/// The switches of vgpu-manager (pkg/util/util.go and pkg/util/consts.go). With the ratio a node promises
+/// more memory than its GPUs have. Here a limit always applies to the GPU's own memory.
 const SWITCHES: [Switch; 3] = [
     Switch { key: "DISABLE_VGPU_CONTROL", is_on: |value, _| is_enabled(value), turns_off: Off::Limits },
     Switch { key: "CUDA_MEM_OVERSOLD", is_on: |value, _| is_enabled(value), turns_off: Off::Hardness },
@@ -109,9 +109,9 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     Ok(notes.into_iter().chain(variables).collect())
 }
 
-/// The idle compute that the variables state, for the note, which has no field for it. It counts only if the variables
-/// state the same limits as the note and may grant by themselves. It never raises a plugin's note. On a strict node it
-/// does not raise a note that may itself grant.
+/// The idle compute that the variables state, for the note, which has no field for it. It counts only if the
+/// variables state the same limits as the note and may grant by themselves. It never raises a plugin's note.
+/// On a strict node it does not raise a note that may itself grant.
 fn idle_beside(words: &Words, note: &Claim, variables: &[Claim]) -> Option<Cores> {
     let policy = words.policy;
     let only_lower = policy.ignore_env
@@ -125,8 +125,9 @@ fn idle_beside(words: &Words, note: &Claim, variables: &[Claim]) -> Option<Cores
     (grants && same).then_some(burst)
 }
 
-/// The container's GPUs by the host's indexes; `None` if there is no table. The device plugin writes the list. The DRA
-/// driver writes the single entries and an empty list. Both forms together come from two writers and are refused.
+/// The container's GPUs by the host's indexes; `None` if there is no table. The device plugin writes the
+/// list. The DRA driver writes the single entries and an empty list. Both forms together come from two
+/// writers and are refused.
 fn table<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Vec<(u64, &'a Gpu)>>, RequestError> {
     let table = words.one(TABLE)?.filter(|word| !is_unset(word));
     let listed = table.into_iter().flat_map(|word| {
@@ -189,8 +190,8 @@ fn limits(words: &Words, first: Word, gpus: &[(u64, &Gpu)]) -> Result<Vec<Claim>
     Ok(claims.collect())
 }
 
-/// The GPUs to which a limit applies: the GPU with its index. A key without an index applies to all GPUs that have no
-/// limit of their own.
+/// The GPUs to which a limit applies: the GPU with its index. A key without an index applies to all GPUs that
+/// have no limit of their own.
 fn of_word<'a>(words: &Words, word: Word, name: &str, gpus: &[(u64, &'a Gpu)]) -> Vec<&'a Gpu> {
     let has_own = |h: u64| stated(words).any(|other| index(other.key, name) == Some(h));
     let is_its = |h: u64| index(word.key, name) == Some(h) || word.key == name && !has_own(h);
@@ -209,8 +210,8 @@ fn soft<'a>(words: &Words<'a>, h: u64) -> Result<Option<(Word<'a>, Cores)>, Requ
     }
 }
 
-/// The most compute that idle time gives. There is one value for all GPUs: the smallest soft limit, if it is above the
-/// compute limit of each GPU.
+/// The most compute that idle time gives. There is one value for all GPUs: the smallest soft limit, if it is
+/// above the compute limit of each GPU.
 fn burst(words: &Words, gpus: &[(u64, &Gpu)], claims: &[Claim]) -> Result<Option<Cores>, RequestError> {
     let mut softs = Vec::new();
     let mut highest: Option<Cap> = None;
@@ -233,8 +234,8 @@ fn burst(words: &Words, gpus: &[(u64, &Gpu)], claims: &[Claim]) -> Result<Option
     Ok(least.filter(|soft| highest.is_some_and(|highest| Cap::from(*soft) > highest)))
 }
 
-/// Refuses a ratio that is not a number. A ratio above 1 promises host memory, which gpushare neither limits nor
-/// gives, so the limits stay those of the GPU.
+/// Refuses a ratio that is not a number. A ratio above 1 promises host memory, which gpushare neither limits
+/// nor gives, so the limits stay those of the GPU.
 fn refuse_unreadable_ratio(words: &Words) -> Result<(), RequestError> {
     let mut ratios = stated(words).filter(|word| is_of(word.key, RATIO));
     let unreadable = ratios.find(|word| quantity::decimal(word.value).is_none());

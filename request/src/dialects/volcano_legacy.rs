@@ -49,7 +49,8 @@ fn read<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, Request
     allocated.into_iter().map(claim).collect()
 }
 
-/// The unit of memory in MiB. The plugin that writes the total's later name has already multiplied by the factor.
+/// The unit of memory in MiB. The plugin that writes the total's later name has already multiplied by the
+/// factor.
 fn factor(words: &Words) -> Result<u64, RequestError> {
     let factor = words.one(FACTOR)?;
     if let (Some(factor), Some(total)) = (factor, words.named(TOTALS[0]).next()) {
@@ -58,8 +59,8 @@ fn factor(words: &Words) -> Result<u64, RequestError> {
     factor.map_or(Ok(1), number)
 }
 
-/// Whether the words count whole GPUs. With a factor they count memory, no matter how small. All words must be counts:
-/// a word that a pod adds must not turn off a memory limit.
+/// Whether the words count whole GPUs. With a factor they count memory, no matter how small. All words must
+/// be counts: a word that a pod adds must not turn off a memory limit.
 fn counts_gpus(words: &Words, allocated: &[(Word, u64)], gpus: usize) -> bool {
     let gpus = u64::try_from(gpus).ok().filter(|gpus| *gpus <= MOST_CARDS);
     !words.has(FACTOR) && allocated.iter().all(|(_, number)| Some(*number) == gpus)

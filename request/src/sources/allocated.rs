@@ -1,5 +1,6 @@
-//! Reads what kubelet allocated to a container, as recorded by the node's agent. It is trusted like a reservation of
-//! the node itself: other words may ask for less, and on a strict node variables grant nothing in addition.
+//! Reads what kubelet allocated to a container, as recorded by the node's agent. It is trusted like a
+//! reservation of the node itself: other words may ask for less, and on a strict node variables grant nothing
+//! in addition.
 //!
 //! Allocated amounts are granted. GPUs without an amount only limit what other words ask for.
 

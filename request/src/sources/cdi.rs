@@ -1,9 +1,9 @@
 //! Reads gpushare's own CDI names as requests: `gpushare.io/share=4GiB`, `gpushare.io/gpu=0`.
 //!
 //! They appear in annotations `cdi.k8s.io/*`, in `NVIDIA_VISIBLE_DEVICES`, and in variables `GPUSHARE_CDI_*`.
-//! gpushare's CDI files set the latter, so that the name remains after an engine has applied it; the same name may
-//! then appear twice. A name becomes entries of gpushare's own keys, and the same contradiction rules apply. No name
-//! is trusted: CRI-O passes every annotation of a pod, and anybody can set variables.
+//! gpushare's CDI files set the latter, so that the name remains after an engine has applied it; the same
+//! name may then appear twice. A name becomes entries of gpushare's own keys, and the same contradiction
+//! rules apply. No name is trusted: CRI-O passes every annotation of a pod, and anybody can set variables.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,12 +21,12 @@ use gpushare_claims::{
 pub const SHARE_KIND: &str = "gpushare.io/share";
 /// The CDI kind of a whole GPU.
 pub const GPU_KIND: &str = "gpushare.io/gpu";
-/// Prefix of the variables that gpushare's CDI files set. Each device has its own variable, so several devices add up
-/// even if an engine keeps only one entry for each name.
+/// Prefix of the variables that gpushare's CDI files set. Each device has its own variable, so several
+/// devices add up even if an engine keeps only one entry for each name.
 pub const VARIABLE: &str = "GPUSHARE_CDI_";
 
-/// The name of a share: its memory, optionally followed by a dash and its compute in percent. CDI allows no `%` in
-/// names, so `25pct` stands for a quarter of the GPU.
+/// The name of a share: its memory, optionally followed by a dash and its compute in percent. CDI allows no
+/// `%` in names, so `25pct` stands for a quarter of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareName {
     /// Memory in bytes or in percent of the GPU.
@@ -110,7 +110,8 @@ pub(crate) fn is_named(words: &Words) -> bool {
         || list::lists(words).iter().any(|word| items(word.value).any(is_ours))
 }
 
-/// Whether a variable belongs to one of these devices. Variables of claims are read elsewhere, under other rules.
+/// Whether a variable belongs to one of these devices. Variables of claims are read elsewhere, under other
+/// rules.
 fn is_its(variable: &str) -> bool {
     variable.starts_with(VARIABLE) && !variable.starts_with(reserved::VARIABLE)
 }
@@ -145,8 +146,8 @@ fn names<'a>(words: &Words<'a>) -> Result<Vec<Name<'a>>, RequestError> {
     Ok(names)
 }
 
-/// The names in lists of GPUs. If the settings forbid reading them there, a name is an error: the container must not
-/// start without the GPU that it names, or with all of another one.
+/// The names in lists of GPUs. If the settings forbid reading them there, a name is an error: the container
+/// must not start without the GPU that it names, or with all of another one.
 fn listed<'a>(words: &Words<'a>) -> Result<Vec<&'a str>, RequestError> {
     let unread = match words.policy {
         Policy { ignore_env: true, .. } => Some("request.env"),

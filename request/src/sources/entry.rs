@@ -1,5 +1,5 @@
-//! One of gpushare's own keys with its value. It was written under its own name, or as a CDI device that stands for
-//! it.
+//! One of gpushare's own keys with its value. It was written under its own name, or as a CDI device that
+//! stands for it.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,7 +1,8 @@
-//! Finds the GPUs that the engine was handed for the container: device nodes in the bundle, and the mounts with which
-//! NVIDIA's device plugin names GPUs (strategy `volume-mounts`). Neither an image nor a pod's specification can write
-//! a device node. The plugin's mounts have the host's /dev/null as their source. A pod that may mount host paths can
-//! imitate one, but if nodes were handed over, a mount adds no GPU beyond them.
+//! Finds the GPUs that the engine was handed for the container: device nodes in the bundle, and the mounts
+//! with which NVIDIA's device plugin names GPUs (strategy `volume-mounts`). Neither an image nor a pod's
+//! specification can write a device node. The plugin's mounts have the host's /dev/null as their source. A
+//! pod that may mount host paths can imitate one, but if nodes were handed over, a mount adds no GPU beyond
+//! them.
 
 use gpushare_inventory::{DeviceNode, Gpu};
 
@@ -18,15 +19,15 @@ pub(crate) const VOLUMES: &str = "/var/run/nvidia-container-devices";
 pub(crate) const UNREAD_VOLUMES: &str = "requests by volume mounts are not read here: have the administrator set \
      request.volume_mounts = true, or name GPUs by index or UUID (device plugin: deviceListStrategy envvar)";
 
-/// Whether the engine was handed any GPU: by a node, or by a mount, which is a request or an error depending on the
-/// settings. Reads only the bundle.
+/// Whether the engine was handed any GPU: by a node, or by a mount, which is a request or an error depending
+/// on the settings. Reads only the bundle.
 pub(crate) fn is_handed(words: &Words) -> bool {
     let mut mounts = words.container.mounts().iter();
     !words.container.handed().is_empty() || mounts.any(|mount| named_by(mount).is_some())
 }
 
-/// The GPUs that were handed over, and the first word that says so. Nodes take precedence over mounts. The order of
-/// the GPUs has no meaning.
+/// The GPUs that were handed over, and the first word that says so. Nodes take precedence over mounts. The
+/// order of the GPUs has no meaning.
 pub(crate) fn gpus<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Option<Gpus<'a>>, RequestError> {
     Ok(named(words, node)?.into_iter().next())
 }
@@ -46,8 +47,8 @@ fn named<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Gpus<'a>>, Req
     both.into_iter().filter(|words| !words.is_empty()).map(together).collect()
 }
 
-/// The devices that the node of a GPU with this minor hands over: the GPU or, if it is divided, the instances whose
-/// own nodes are also present.
+/// The devices that the node of a GPU with this minor hands over: the GPU or, if it is divided, the instances
+/// whose own nodes are also present.
 fn gpu_or_parts(minor: u32, capabilities: &[u32], node: NodeGpus) -> Vec<DeviceSelector> {
     let opens = |gpu: &&Gpu| {
         let has = |node: &DeviceNode| capabilities.contains(&node.minor);
@@ -79,8 +80,8 @@ fn named_by(mount: &Mount) -> Option<&str> {
     below(&mount.target).filter(|_| mount.source == "/dev/null")
 }
 
-/// The path below [`VOLUMES`]; `None` elsewhere and for the folder itself, which is never a mount. Accepts `/run` too,
-/// since `/var/run` is a link to it.
+/// The path below [`VOLUMES`]; `None` elsewhere and for the folder itself, which is never a mount. Accepts
+/// `/run` too, since `/var/run` is a link to it.
 fn below(target: &str) -> Option<&str> {
     let tail = VOLUMES.trim_start_matches("/var");
     let folder = target.strip_prefix("/var").unwrap_or(target);

@@ -2,8 +2,8 @@
 //!
 //! Grammar and precedence are those of NVIDIA's toolkit (internal/config/image/cuda_image.go, devices.go):
 //! `void` anywhere wins, then the first of `all` and `none`. Items are trimmed, and empty ones are dropped.
-//! docker puts its own entry after those of image and user, so outside CRI only the last entry counts. CUDA images set
-//! `all`, so it names no particular GPU: it means every GPU that other words allow.
+//! docker puts its own entry after those of image and user, so outside CRI only the last entry counts. CUDA
+//! images set `all`, so it names no particular GPU: it means every GPU that other words allow.
 
 use std::collections::BTreeSet;
 
@@ -28,14 +28,14 @@ const UNGIVEN: [&str; 7] = [
     "NVIDIA_MIG_MONITOR_DEVICES",
 ];
 
-/// The annotation that keeps a granted bundle's list, which the wrapper replaced with `void`. A later run of the same
-/// bundle reads it and so asks for the same.
+/// The annotation that keeps a granted bundle's list, which the wrapper replaced with `void`. A later run of
+/// the same bundle reads it and so asks for the same.
 pub const GRANTED_LIST: &str = "granted.gpushare.io/nvidia-visible-devices";
 /// The annotation's value for [`Kept::Nothing`].
 const NOT_KEPT: &str = "write-the-bundle-anew";
 
-/// The value of [`GRANTED_LIST`] for the entries as they were `written`; `None` if no entry says anything. In a pod
-/// every entry counts, elsewhere only the last.
+/// The value of [`GRANTED_LIST`] for the entries as they were `written`; `None` if no entry says anything. In
+/// a pod every entry counts, elsewhere only the last.
 pub fn kept_list(written: &[String], engine: Engine, kept: &Kept) -> Option<String> {
     let is_word = |list: &&String| !matches!(list.as_str(), "" | "void");
     let last = written.last().filter(is_word);
@@ -53,8 +53,8 @@ pub fn kept_list(written: &[String], engine: Engine, kept: &Kept) -> Option<Stri
 fn kept_of(written: &str, kept: &Kept) -> String {
     match kept {
         Kept::AsWritten => written.to_owned(),
-        // The list is a word such as `all`. It names no particular GPU, and the meaning of other words may depend on
-        // it.
+        // The list is a word such as `all`. It names no particular GPU, and the meaning of other words may
+        // depend on it.
         _ if word(written).is_some() => written.to_owned(),
         // The mounts stay in the bundle too, and they name the GPUs.
         Kept::Granted(_) if is_volumes(written) => written.to_owned(),
@@ -66,13 +66,14 @@ fn kept_of(written: &str, kept: &Kept) -> String {
     }
 }
 
-/// The list that an earlier grant kept. A pod can write the annotation too, so it counts only together with the hook
-/// of that grant.
+/// The list that an earlier grant kept. A pod can write the annotation too, so it counts only together with
+/// the hook of that grant.
 fn granted_list(container: &Container) -> Option<&str> {
     container.annotations().get(GRANTED_LIST).filter(|_| container.ran_before()).map(String::as_str)
 }
 
-/// The distinct lists that count. In a bundle that runs again, `void` is replaced with the list from before the grant.
+/// The distinct lists that count. In a bundle that runs again, `void` is replaced with the list from before
+/// the grant.
 pub(crate) fn lists<'a>(words: &Words<'a>) -> Vec<Word<'a>> {
     let granted = granted_list(words.container);
     let kept = |word: Word<'a>| Word {
@@ -99,8 +100,8 @@ enum Listed {
     These(Vec<DeviceSelector>),
 }
 
-/// The container's GPUs in the order by which limits count positions: those of an explicit list, else those that were
-/// handed over, else all if the list says `all`. `None` if nothing names a GPU.
+/// The container's GPUs in the order by which limits count positions: those of an explicit list, else those
+/// that were handed over, else all if the list says `all`. `None` if nothing names a GPU.
 pub(crate) fn named<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -149,8 +150,8 @@ pub(crate) fn limited<'a>(
     named.ok_or_else(|| RequestError::LimitWithoutGpu { by: limit.to_string() })
 }
 
-/// Refuses limits that differ between GPUs if only device nodes name the GPUs. The order of nodes does not show which
-/// limit belongs to which GPU, so a list is needed.
+/// Refuses limits that differ between GPUs if only device nodes name the GPUs. The order of nodes does not
+/// show which limit belongs to which GPU, so a list is needed.
 pub(crate) fn refuse_order(
     claims: &[Claim],
     (list, limit): (Word, Word),
@@ -191,8 +192,8 @@ pub(crate) fn asks(words: &Words) -> bool {
     words.policy.nvidia != NvidiaPolicy::Ignore && lists(words).iter().any(|list| asks(list.value))
 }
 
-/// The claims of the lists: which GPUs, no amounts. Skips a device plugin's sentinel if another source names the GPU
-/// (`is_named`).
+/// The claims of the lists: which GPUs, no amounts. Skips a device plugin's sentinel if another source names
+/// the GPU (`is_named`).
 pub(crate) fn claims<'a>(
     words: &Words<'a>,
     node: NodeGpus<'a>,
@@ -210,8 +211,8 @@ pub(crate) fn claims<'a>(
     for (word, listed) in &parsed {
         let claim = Claim { asks, ..Claim::by(*word) };
         match listed {
-            // Together with another list, `all` is the pod's own wish for more than the plugin gave. Together with
-            // `void` it comes from the image.
+            // Together with another list, `all` is the pod's own wish for more than the plugin gave. Together
+            // with `void` it comes from the image.
             Listed::All if naming > 1 => {
                 every(*word, node)?;
                 claims.push(claim.naming(&node.all())); // a bound, regardless of the other list
@@ -228,8 +229,8 @@ pub(crate) fn claims<'a>(
     Ok(claims)
 }
 
-/// Refuses a bundle in which one entry wants GPUs and another wants none. `void` may accompany a list if nodes were
-/// handed over.
+/// Refuses a bundle in which one entry wants GPUs and another wants none. `void` may accompany a list if
+/// nodes were handed over.
 fn refuse_contradiction(words: &Words, lists: &[(Word, Listed)]) -> Result<(), RequestError> {
     let names = lists.iter().find(|(_, listed)| matches!(listed, Listed::These(_) | Listed::All));
     let denies = lists.iter().find(|(_, listed)| *listed == Listed::NoGpu);
@@ -245,8 +246,8 @@ pub(crate) fn denial<'a>(words: &Words<'a>) -> Option<Word<'a>> {
     lists.filter(|list| word(list.value) == Some("none")).find(|_| !handed::is_handed(words))
 }
 
-/// Whether `granted` are the list's GPUs in the list's order, whether its numbers are read as indexes or as minors.
-/// Limits may count by position.
+/// Whether `granted` are the list's GPUs in the list's order, whether its numbers are read as indexes or as
+/// minors. Limits may count by position.
 pub(crate) fn is_in_order<'a>(words: &Words<'a>, node: NodeGpus<'a>, granted: &[GpuUuid]) -> bool {
     let list = |meaning| {
         let (_, gpus) = named(words, node, meaning).ok()??;

@@ -85,15 +85,15 @@ pub(crate) fn selector(
     }
 }
 
-/// The amount in the text that Aliyun's device plugin writes as the list of GPUs if it found no pod for an allocation:
-/// `no-gpu-has-8MiB-to-run`. `None` for any other list.
+/// The amount in the text that Aliyun's device plugin writes as the list of GPUs if it found no pod for an
+/// allocation: `no-gpu-has-8MiB-to-run`. `None` for any other list.
 pub(crate) fn is_sentinel(list: &str) -> Option<&str> {
     let amount = list.strip_prefix("no-gpu-has-").and_then(|rest| rest.strip_suffix("-to-run"));
     amount.filter(|amount| amount.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Refuses that text as a list of GPUs. Kubelet treats such an allocation as a success, and a runtime that reads the
-/// text as a list would give the container no GPU or every GPU.
+/// Refuses that text as a list of GPUs. Kubelet treats such an allocation as a success, and a runtime that
+/// reads the text as a list would give the container no GPU or every GPU.
 pub(crate) fn refuse_sentinel(said: Word) -> Result<(), RequestError> {
     match is_sentinel(said.value) {
         Some(amount) => Err(said.wrong(format!(
@@ -110,8 +110,8 @@ pub(crate) fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
-/// The word (`void`, `all` or `none`) that decides the meaning of the whole list. A CDI name for all GPUs counts as
-/// `all`.
+/// The word (`void`, `all` or `none`) that decides the meaning of the whole list. A CDI name for all GPUs
+/// counts as `all`.
 pub(crate) fn word(text: &str) -> Option<&str> {
     let plain = |item| device(item).filter(|device| *device == "all").unwrap_or(item);
     let void = items(text).find(|item| *item == "void");
@@ -123,9 +123,9 @@ pub(crate) fn is_ours(item: &str) -> bool {
     item.starts_with(OUR_VENDOR)
 }
 
-/// The GPU's name in a qualified CDI name. For NVIDIA's names, under any of its vendor names, this is the part after
-/// `=`. For another vendor's it is only a UUID. `None` for anything else, such as gds, mofed, gdrcopy, nvswitch or
-/// imex-channel, which are used together with GPUs.
+/// The GPU's name in a qualified CDI name. For NVIDIA's names, under any of its vendor names, this is the
+/// part after `=`. For another vendor's it is only a UUID. `None` for anything else, such as gds, mofed,
+/// gdrcopy, nvswitch or imex-channel, which are used together with GPUs.
 pub(crate) fn device(item: &str) -> Option<&str> {
     let (kind, name) = item.split_once('=')?;
     let (vendor, class) = kind.split_once('/')?;
@@ -143,7 +143,8 @@ pub(crate) fn device(item: &str) -> Option<&str> {
         _ if class == "gpu" || is_dras => Some(index.unwrap_or(name)),
         // A single number is that of a MIG instance on an unspecified GPU.
         _ if class.starts_with("mig") => Some(if is_part(name) { name } else { PART }),
-        // These GPUs are passed through to virtual machines. The whole item is no valid name, so it is refused later.
+        // These GPUs are passed through to virtual machines. The whole item is no valid name, so it is
+        // refused later.
         _ if class.starts_with("pgpu") => Some(item),
         _ => None,
     }

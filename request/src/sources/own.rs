@@ -1,8 +1,8 @@
 //! Reads gpushare's own keys: annotations `alloc.gpushare.io/NAME` (trusted), `gpushare.io/NAME` and
 //! `gpushare.io/CONTAINER.NAME`, and variables `GPUSHARE_NAME`.
 //!
-//! All occurrences count. Differing values of one rank are a conflict on every node, even on a node that cuts other
-//! systems' values.
+//! All occurrences count. Differing values of one rank are a conflict on every node, even on a node that cuts
+//! other systems' values.
 
 use gpushare_inventory::{DeviceMemory, Gpu, Profile};
 
@@ -34,8 +34,8 @@ const NAMES: [&str; 15] = [
 ];
 /// Memory of one share that the whole pod holds: `memory` and `scope` in one key.
 const POD_MEMORY: &str = "pod-memory";
-/// The GPU whose compute a device plugin gave while another of its resources gave the memory. Kubelet lets a plugin
-/// choose each independently, and if both wrote the same annotation, only one would take effect.
+/// The GPU whose compute a device plugin gave while another of its resources gave the memory. Kubelet lets a
+/// plugin choose each independently, and if both wrote the same annotation, only one would take effect.
 const CORES_DEVICES: &str = "cores-devices";
 /// GPUs that a device plugin gave whole. The plugin's other resources then say nothing.
 const WHOLE_DEVICES: &str = "whole-devices";
@@ -45,8 +45,8 @@ const TRUSTED: &str = "alloc.gpushare.io/";
 /// The prefix of the annotations with which a pod's author makes a request.
 pub const ANNOTATION: &str = "gpushare.io/";
 const VARIABLE: &str = "GPUSHARE_";
-/// Prefixes of variables that are not request keys: they configure gpushare's tools and the simulated driver, or they
-/// hold CDI names, which are read in [`cdi`].
+/// Prefixes of variables that are not request keys: they configure gpushare's tools and the simulated driver,
+/// or they hold CDI names, which are read in [`cdi`].
 const OUR_VARIABLES: [&str; 3] = ["GPUSHARE_CONFIG", "GPUSHARE_SIMULATOR", cdi::VARIABLE];
 
 /// Whether the bundle holds one of gpushare's keys, valid or not.
@@ -54,8 +54,8 @@ pub(crate) fn asks(words: &Words) -> bool {
     entries(words).map_or(true, |entries| !entries.is_empty())
 }
 
-/// The words without those of a system whose resources a gpushare device plugin serves: the plugin's own keys state
-/// the grant, and the container's programs read it in the words of that system.
+/// The words without those of a system whose resources a gpushare device plugin serves: the plugin's own keys
+/// state the grant, and the container's programs read it in the words of that system.
 pub(crate) fn untold<'a>(words: Words<'a>) -> Words<'a> {
     match told(&words) {
         None => words,
@@ -139,7 +139,8 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(match key.name {
             "memory" => claim.each(Amount { memory: Some(key.parse()?), cores: None }),
             "cores" => {
-                // 100 % stays a percentage here, so it takes precedence over another system's word for no limit.
+                // 100 % stays a percentage here, so it takes precedence over another system's word for no
+                // limit.
                 let cap = Cap::Percent(key.parse()?);
                 Claim { burst: self.lifted()?, ..claim.each(Amount::cores(cap)) }
             }
@@ -201,9 +202,9 @@ impl<'a, 'b> Keys<'a, 'b> {
         Ok(gpus)
     }
 
-    /// Refuses `mode=exclusive` together with a part of memory or compute, and `mode=time-slice` together with a
-    /// limit, which nothing would enforce. Memory with time-slice is an expected need if a pod's author wrote both.
-    /// Elsewhere one of them may come from the image, whose annotations podman passes on.
+    /// Refuses `mode=exclusive` together with a part of memory or compute, and `mode=time-slice` together
+    /// with a limit, which nothing would enforce. Memory with time-slice is an expected need if a pod's
+    /// author wrote both. Elsewhere one of them may come from the image, whose annotations podman passes on.
     fn refuse_part_of_whole(&self, words: &Words) -> Result<(), RequestError> {
         if let Some(mode) = self.named("mode").filter(|mode| mode.value == Mode::TimeSlice.name())
             && let Some(limit) = self
@@ -234,8 +235,8 @@ fn blank(key: &Entry) -> Claim {
     Claim { by: key.to_string(), span: Span::One, takes_defaults: true, ..Claim::by(word) }
 }
 
-/// Refuses a key that speaks for the whole pod in a variable, since the image's author could write it, and in a bundle
-/// that names no pod.
+/// Refuses a key that speaks for the whole pod in a variable, since the image's author could write it, and in
+/// a bundle that names no pod.
 fn of_pod(key: &Entry, scope: Scope, container: &Container) -> Result<(), RequestError> {
     let wrong = |why: String| Err(key.malformed(ValueError::Foreign(why)));
     match (scope, container.sandbox()) {
@@ -260,8 +261,8 @@ fn is_same(first: &Entry, second: &Entry) -> Result<bool, RequestError> {
     })
 }
 
-/// Every entry of gpushare's keys. An annotation for this container replaces the pod's unqualified one with the same
-/// name.
+/// Every entry of gpushare's keys. An annotation for this container replaces the pod's unqualified one with
+/// the same name.
 fn entries<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
     let container = words.container;
     let mut entries = Vec::new();
@@ -323,8 +324,9 @@ fn variables<'a>(words: &Words<'a>) -> Result<Vec<Entry<'a>>, RequestError> {
     Ok(entries)
 }
 
-/// Whether the variable is one of gpushare's keys, in upper or lower case: `gpushare_memory` is a request for a share,
-/// too. Kubernetes sets variables named after every service; those of a service called gpushare do not count.
+/// Whether the variable is one of gpushare's keys, in upper or lower case: `gpushare_memory` is a request for
+/// a share, too. Kubernetes sets variables named after every service; those of a service called gpushare do
+/// not count.
 pub(crate) fn is_variable(key: &str) -> bool {
     const LENGTH: usize = VARIABLE.len();
     let Some(head) = key.get(..LENGTH.min(key.len())) else { return false };

@@ -1,9 +1,9 @@
 //! Reads qualified names of CDI devices, `vendor/class=name`, in annotations `cdi.k8s.io/*` and in lists of
 //! GPUs.
 //!
-//! An engine that applied a name has put the device's nodes into the bundle, and the annotation repeats it. containerd
-//! 1.6 passes the annotations and applies none; then the name is the request. Most names identify their GPU by index
-//! or UUID; the node's CDI files identify the rest.
+//! An engine that applied a name has put the device's nodes into the bundle, and the annotation repeats it.
+//! containerd 1.6 passes the annotations and applies none; then the name is the request. Most names identify
+//! their GPU by index or UUID; the node's CDI files identify the rest.
 
 use std::collections::BTreeSet;
 
@@ -29,8 +29,8 @@ pub(crate) fn annotated<'a>(words: &Words<'a>) -> impl Iterator<Item = (Word<'a>
     annotations.flat_map(|word| word.value.split(',').map(move |name| (word, name.trim())))
 }
 
-/// The names in annotations and lists whose GPUs only a CDI file can identify, each once. The number of names is
-/// unlimited: an omitted name would count for nothing.
+/// The names in annotations and lists whose GPUs only a CDI file can identify, each once. The number of names
+/// is unlimited: an omitted name would count for nothing.
 pub fn cdi_names(container: &Container) -> BTreeSet<&str> {
     let annotations = container.annotations().iter().map(|(key, value)| (key.as_str(), value.as_str()));
     let texts = annotations.filter(|(key, _)| is_of_cdi(key)).chain(container.named(names::DEVICES));
@@ -38,10 +38,12 @@ pub fn cdi_names(container: &Container) -> BTreeSet<&str> {
     names.filter(|name| !names::is_ours(name) && !names::device(name).is_some_and(names::tells_gpu)).collect()
 }
 
-/// The GPUs, by minor, that the node's CDI files list for the CDI device `name`; `None` if they do not know it.
+/// The GPUs, by minor, that the node's CDI files list for the CDI device `name`; `None` if they do not know
+/// it.
 ///
 /// # Errors
-/// If the device is a MIG instance that the name does not identify, or if it has no GPU node and none was handed over.
+/// If the device is a MIG instance that the name does not identify, or if it has no GPU node and none was
+/// handed over.
 pub(crate) fn specified(
     words: &Words,
     word: Word,
@@ -67,14 +69,15 @@ fn untold(word: Word, name: &str) -> RequestError {
     ))
 }
 
-/// Whether an annotation asks for a GPU: by one of NVIDIA's names, or by a name that has a GPU in the node's CDI
-/// files.
+/// Whether an annotation asks for a GPU: by one of NVIDIA's names, or by a name that has a GPU in the node's
+/// CDI files.
 pub(crate) fn asks(words: &Words) -> bool {
     annotated(words)
         .any(|(_, name)| names::device(name).is_some() || words.container.cdi_device(name).is_some())
 }
 
-/// The claims of the annotations: which GPUs, no amounts. Annotations of one rank add up, as their devices do.
+/// The claims of the annotations: which GPUs, no amounts. Annotations of one rank add up, as their devices
+/// do.
 pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Claim>, RequestError> {
     let mut by_rank: Vec<Gpus> = Vec::new();
     for (word, name) in annotated(words) {
@@ -97,8 +100,8 @@ pub(crate) fn claims<'a>(words: &Words<'a>, node: NodeGpus<'a>) -> Result<Vec<Cl
     Ok(by_rank.into_iter().map(|(word, gpus)| Claim::by(word).naming(&gpus)).collect())
 }
 
-/// The GPUs of one name. `None` for a name that does not identify a GPU, such as one that a DRA driver made, if handed
-/// nodes identify the GPU.
+/// The GPUs of one name. `None` for a name that does not identify a GPU, such as one that a DRA driver made,
+/// if handed nodes identify the GPU.
 fn named<'a>(
     words: &Words,
     node: NodeGpus<'a>,

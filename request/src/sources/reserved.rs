@@ -1,10 +1,10 @@
-//! Reads the CDI devices of resource claims. The node's agent makes one for each share that a cluster's scheduler
-//! placed here. Its variable shows the claim's token and names a GPU; the size of the container's share is in the
-//! quota store.
+//! Reads the CDI devices of resource claims. The node's agent makes one for each share that a cluster's
+//! scheduler placed here. Its variable shows the claim's token and names a GPU; the size of the container's
+//! share is in the quota store.
 //!
-//! The token is a secret of the node, so the store's entry is trusted more than any word of the bundle, and the
-//! variable is read even on nodes that read no other variables. Other words neither raise nor lower a claim's share:
-//! several containers may hold it together.
+//! The token is a secret of the node, so the store's entry is trusted more than any word of the bundle, and
+//! the variable is read even on nodes that read no other variables. Other words neither raise nor lower a
+//! claim's share: several containers may hold it together.
 
 use gpushare_inventory::{DeviceMemory, GpuUuid};
 

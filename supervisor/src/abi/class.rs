@@ -5,8 +5,8 @@ use super::Era;
 /// How a class takes device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A client, the root of all its objects. It belongs to the process that makes it, so no other process may make
-    /// it.
+    /// A client, the root of all its objects. It belongs to the process that makes it, so no other process
+    /// may make it.
     Client,
     /// NV01_DEVICE_0.
     Device,
@@ -71,9 +71,9 @@ impl Class {
         }
     }
 
-    /// Returns the size in bytes of the class's parameters if the supervisor performs its allocation, or `None` if it
-    /// lets the allocation through. All of these parameters are flat: RM does not follow the addresses in them for
-    /// these classes.
+    /// Returns the size in bytes of the class's parameters if the supervisor performs its allocation, or
+    /// `None` if it lets the allocation through. All of these parameters are flat: RM does not follow the
+    /// addresses in them for these classes.
     pub const fn performed(self, era: &Era) -> Option<usize> {
         match self.kind() {
             Kind::Memory | Kind::VirtualRange => Some(era.memory),

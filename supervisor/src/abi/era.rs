@@ -100,8 +100,8 @@ const ERAS: [Era; 10] = [
     WITH_1028,
 ];
 
-/// Branches that have been compared. Within a branch nothing changed after its first releases, so later releases of
-/// these branches are known too. Other branches are unknown.
+/// Branches that have been compared. Within a branch nothing changed after its first releases, so later
+/// releases of these branches are known too. Other branches are unknown.
 const BRANCHES: [u16; 15] = [515, 520, 525, 530, 535, 545, 550, 555, 560, 565, 570, 575, 580, 590, 595];
 
 impl Era {

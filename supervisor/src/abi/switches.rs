@@ -1,6 +1,8 @@
-//! The card's record of context switches, and the buffer in which RM hands it out. They are the same in all eras.
+//! The card's record of context switches, and the buffer in which RM hands it out. They are the same in all
+//! eras.
 
-/// NV_ESC_RM_MAP_MEMORY with nv_ioctl_nvos33_parameters_with_fd, which prepares an open file of nvidiactl for mmap(2).
+/// NV_ESC_RM_MAP_MEMORY with nv_ioctl_nvos33_parameters_with_fd, which prepares an open file of nvidiactl for
+/// mmap(2).
 pub mod map {
     /// Number of the call.
     pub const NUMBER: u8 = 0x4e;

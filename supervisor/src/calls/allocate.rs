@@ -12,11 +12,11 @@ use crate::manager::{Manager, Pointed, free_object};
 /// The largest parameters of a class that the supervisor allocates.
 const MOST_PARAMETERS: usize = 368;
 
-/// Device memory of a channel group on a graphics and compute engine, in bytes: its context buffers. An H200 with
-/// driver 580 takes these 4,416 KiB.
+/// Device memory of a channel group on a graphics and compute engine, in bytes: its context buffers. An H200
+/// with driver 580 takes these 4,416 KiB.
 const COMPUTE_GROUP: u64 = 69 * memory::PIECE;
-/// Device memory of a channel group on a copy engine, in bytes. A context of libcuda takes 3.1 MiB more than the
-/// charges for its objects, and has three such groups.
+/// Device memory of a channel group on a copy engine, in bytes. A context of libcuda takes 3.1 MiB more than
+/// the charges for its objects, and has three such groups.
 pub(super) const COPY_GROUP: u64 = 16 * memory::PIECE;
 /// Device memory of a channel, in bytes: its instance block.
 const CHANNEL: u64 = memory::PIECE;
@@ -38,8 +38,8 @@ const FEWEST_TABLES: u64 = 16 << 10;
 
 /// Returns the bytes of page tables that a range of virtual memory takes when it is made.
 pub(super) fn page_tables(flags: u32, bytes: u64) -> u64 {
-    // An entry of 8 bytes per page of 4 KiB, another per 64 KiB, and one of 16 bytes per 2 MiB. For 1 TiB that makes
-    // the 2,184 MiB that an H200 takes.
+    // An entry of 8 bytes per page of 4 KiB, another per 64 KiB, and one of 16 bytes per 2 MiB. For 1 TiB
+    // that makes the 2,184 MiB that an H200 takes.
     let bytes = bytes.checked_next_multiple_of(2 << 20).unwrap_or(bytes);
     let tables = bytes / 512 + bytes / 8192 + bytes / 131_072 + FEWEST_TABLES;
     if flags & (memory::LAZY | memory::EXTERNALLY_MANAGED) == 0 { tables } else { 0 }
@@ -100,7 +100,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             Kind::Channel => object.cost = self.channel_cost(client, parent),
             _ => {}
         }
-        // RM would report the same, unless it no longer knows the object: then the object's bytes must not get lost.
+        // RM would report the same, unless it no longer knows the object: then the object's bytes must not
+        // get lost.
         if asked != 0 && self.books.get(client, asked).is_some() {
             return self.refuse(program, status_at, Status::DUPLICATE);
         }
@@ -166,8 +167,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.keep_if_received(&object, answer, call, file)
     }
 
-    /// Records devices and subdevices that a program makes, to query RM through them later. The call has not happened
-    /// yet and may turn into another one, so existing entries stay as they are.
+    /// Records devices and subdevices that a program makes, to query RM through them later. The call has not
+    /// happened yet and may turn into another one, so existing entries stay as they are.
     fn note_hint(&mut self, structure: &[u8], class: Class, call: &Call, file: &M::File) {
         // A program may name anything; keep room for objects that RM has made, and for sums.
         if !self.books.has_room() {
@@ -203,8 +204,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         known.or_else(|| self.timekeepers_subdevice(client, device)).filter(|handle| Handles::is_own(*handle))
     }
 
-    /// Charges a channel whose call is let through. The supervisor does not know whether RM makes it, nor its handle
-    /// if RM chooses that. The charge therefore ends with the channel's parent.
+    /// Charges a channel whose call is let through. The supervisor does not know whether RM makes it, nor its
+    /// handle if RM chooses that. The charge therefore ends with the channel's parent.
     fn charge_channel(&mut self, structure: &[u8], call: &Call, file: &M::File) -> Result<(), Status> {
         let word = |at| u32_at(structure, at);
         let (client, parent, asked) = (word(alloc::CLIENT), word(alloc::PARENT), word(alloc::HANDLE));
@@ -233,8 +234,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if group.is_some() { CHANNEL } else { CHANNEL + COMPUTE_GROUP }
     }
 
-    /// Finds the GPU of a new object and charges the bytes that it will take. If RM refuses its parent, that refusal
-    /// is the result.
+    /// Finds the GPU of a new object and charges the bytes that it will take. If RM refuses its parent, that
+    /// refusal is the result.
     pub(super) fn charge(&mut self, object: &mut Object, call: &Call, file: &M::File) -> Result<(), Status> {
         if !self.books.has_room() {
             return Err(Status::INSUFFICIENT_RESOURCES);
@@ -261,8 +262,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// Adds an object that RM has made to the books. Frees it at once if RM's own rounding puts it above the limit, or
-    /// if RM counts its memory for no process of the container.
+    /// Adds an object that RM has made to the books. Frees it at once if RM's own rounding puts it above the
+    /// limit, or if RM counts its memory for no process of the container.
     ///
     /// # Errors
     /// The status to return to the program in place of the object.

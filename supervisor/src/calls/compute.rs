@@ -77,8 +77,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         if !self.is_scheduled(channel) {
             self.confirm_owner(channel, call, file);
         }
-        // The card's own record would not attribute its work to any process. Libraries never leave their clients to
-        // other processes.
+        // The card's own record would not attribute its work to any process. Libraries never leave their
+        // clients to other processes.
         let owner = self.books.client(channel.client).and_then(|client| client.owner);
         let lives = || owner.is_some_and(|owner| self.processes.lives(owner.pid));
         if self.maker_of(channel.client).has_ended(|_| !lives()) {
@@ -119,8 +119,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         (compute.wake)(gpu);
     }
 
-    /// Whether the schedule of its GPU contains the channel's client. A copy of the client's file keeps the client
-    /// alive, so no other client can get its handle.
+    /// Whether the schedule of its GPU contains the channel's client. A copy of the client's file keeps the
+    /// client alive, so no other client can get its handle.
     fn is_scheduled(&self, channel: &Object) -> bool {
         let Some((compute, gpu)) = self.compute.as_ref().zip(channel.gpu) else { return false };
         compute.engines.on(gpu).has_client(channel.client)
@@ -187,8 +187,8 @@ impl<'m, M: Manager, P: Processes<File = M::File>> Supervisor<'m, M, P> {
         }
     }
 
-    /// Whether to perform a program's call that lets a group or a channel run. The schedule must know it, and must not
-    /// have stopped it since it first ran.
+    /// Whether to perform a program's call that lets a group or a channel run. The schedule must know it, and
+    /// must not have stopped it since it first ran.
     pub(super) fn may_begin(&self, client: u32, handle: u32) -> bool {
         let Some(engines) = self.engines() else { return true };
         let mut knows = false;

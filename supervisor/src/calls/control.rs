@@ -36,8 +36,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.let_through(call, control::EXPORTS.contains(&command))
     }
 
-    /// Whether a client belongs to the container. The books hold any handle that a program has named, so query RM: a
-    /// client answers only on the file on which it was made.
+    /// Whether a client belongs to the container. The books hold any handle that a program has named, so
+    /// query RM: a client answers only on the file on which it was made.
     fn is_own_client(&mut self, client: u32, file: &M::File) -> bool {
         if devices(&mut self.manager, file, client).is_some() {
             return true;
@@ -71,7 +71,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         if !program.waits() {
             return Answer::Gone;
         }
-        // A channel that the schedule has stopped runs when the schedule says so. An unknown channel never runs.
+        // A channel that the schedule has stopped runs when the schedule says so. An unknown channel never
+        // runs.
         if !self.may_begin(u32_at(&structure, control::CLIENT), u32_at(&structure, control::OBJECT)) {
             return self.refuse(program, status_at, Status::OK);
         }
@@ -128,8 +129,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             let mut its = engines.iter().filter(|engine| engine.has(*client, *channel));
             its.next().is_some_and(|engine| !engine.has_stopped(*client, *channel))
         };
-        // The schedule starts these later. It never starts those that it does not know, because their process has
-        // ended.
+        // The schedule starts these later. It never starts those that it does not know, because their process
+        // has ended.
         let is_held = !engines.is_empty();
         let is_later = |one: &(u32, u32)| runs && is_held && !may_run(one);
         let later: Vec<(u32, u32)> = named.iter().copied().filter(is_later).collect();

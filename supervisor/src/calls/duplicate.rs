@@ -11,8 +11,8 @@ use crate::journal::Step;
 use crate::manager::{Manager, class_of};
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
-    /// Performs a duplication. RM counts a duplicate's memory once, for its owner. Memory that RM does not count lives
-    /// as long as any duplicate, so the supervisor charges it for each.
+    /// Performs a duplication. RM counts a duplicate's memory once, for its owner. Memory that RM does not
+    /// count lives as long as any duplicate, so the supervisor charges it for each.
     pub(super) fn duplicate(&mut self, call: &Call, program: &impl Program, file: &M::File) -> Answer {
         let mut structure = [0; duplicate::SIZE];
         if program.read(call.address, &mut structure).is_err() {
@@ -62,8 +62,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return give_back(program, &[(call.address, &structure)]);
         }
         let class = match &object {
-            // The books may have only a hint in its place, or the source belongs to another container: its memory that
-            // RM does not count would be charged to no container.
+            // The books may have only a hint in its place, or the source belongs to another container: its
+            // memory that RM does not count would be charged to no container.
             None => class_of(&mut self.manager, file, client, handle),
             Some(_) => None,
         };

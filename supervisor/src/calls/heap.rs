@@ -117,8 +117,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.keep_if_received(&object, answer, call, file)
     }
 
-    /// Performs functions that allocate and free nothing. If let through, they could turn into others after the check.
-    /// Functions that carry addresses of the program are refused: CUDA calls none of them.
+    /// Performs functions that allocate and free nothing. If let through, they could turn into others after
+    /// the check. Functions that carry addresses of the program are refused: CUDA calls none of them.
     fn other(&mut self, call: &Call, structure: &mut [u8], program: &impl Program, file: &M::File) -> Answer {
         let function = u32_at(structure, heap::FUNCTION);
         if !heap::HARMLESS.contains(&function) {

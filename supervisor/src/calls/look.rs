@@ -1,28 +1,28 @@
-//! Compares RM's own figures with the books, to find memory that bypassed the supervisor, processes that ended, and
-//! memory that is gone.
+//! Compares RM's own figures with the books, to find memory that bypassed the supervisor, processes that
+//! ended, and memory that is gone.
 
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Class, Kind, memory};
 use crate::books::{Gpu, MOST_GPUS, Object, Sums};
 use crate::manager::{Figure, Manager, Subdevice, ask_by_own_client, devices, is_unused};
 
-/// Memory that RM counts for a container without the supervisor having allocated it: a program changed a call after it
-/// was let through.
+/// Memory that RM counts for a container without the supervisor having allocated it: a program changed a call
+/// after it was let through.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Race {
     /// The GPU.
     pub gpu: Gpu,
     /// How many bytes.
     pub bytes: u64,
-    /// The process for which RM counts most of it, and those whose allocations were let through since the last check.
-    /// A client may belong to another process than the caller.
+    /// The process for which RM counts most of it, and those whose allocations were let through since the
+    /// last check. A client may belong to another process than the caller.
     pub processes: Vec<u32>,
     /// Whether the lease is above its limit now.
     pub is_above: bool,
 }
 
-/// How many queries to make before anything counts as gone. An attacker who does not know their order guesses it once
-/// in 2^30 times.
+/// How many queries to make before anything counts as gone. An attacker who does not know their order guesses
+/// it once in 2^30 times.
 const QUESTIONS: usize = 32;
 
 fn total(figures: &[(u32, Figure)]) -> u64 {
@@ -117,15 +117,16 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         let is_above = is_above(self);
         let was_raced = std::mem::replace(&mut self.raced[gpu], is_above);
         if is_above && (was_raced || !self.prove(&processes)) {
-            // Those have ended, or made no call to this worker. Other processes have the client's file, and so its
-            // memory.
+            // Those have ended, or made no call to this worker. Other processes have the client's file, and
+            // so its memory.
             processes = self.processes.tracked().into_iter().filter(|one| one.1).map(|one| one.0).collect();
             self.prove(&processes);
         }
         (more > 0 || !processes.is_empty()).then_some(Race { gpu, bytes: more, processes, is_above })
     }
 
-    /// Marks processes as belonging to the container if they hold files of its clients. Returns whether any does.
+    /// Marks processes as belonging to the container if they hold files of its clients. Returns whether any
+    /// does.
     fn prove(&mut self, processes: &[u32]) -> bool {
         for client in self.books.clients().collect::<Vec<_>>() {
             if processes.contains(&client.process)
@@ -138,9 +139,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         processes.iter().any(|pid| self.processes.is_proved(*pid))
     }
 
-    /// Runs after the last process has ended: sets the charge to the bytes that RM still counts for the container's
-    /// processes. `is_shared`: other containers of the lease may hold duplicates, so memory stays charged until it is
-    /// proved to be gone. Returns whether nothing is charged any more.
+    /// Runs after the last process has ended: sets the charge to the bytes that RM still counts for the
+    /// container's processes. `is_shared`: other containers of the lease may hold duplicates, so memory stays
+    /// charged until it is proved to be gone. Returns whether nothing is charged any more.
     pub fn end(&mut self, is_shared: bool) -> bool {
         let gpus: Vec<Gpu> = self.budget.gpus().filter(|gpu| self.budget.own(*gpu) > 0).collect();
         for gpu in gpus {
@@ -157,8 +158,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
 
     /// Runs before a refusal: removes from the books the memory that is gone from the card.
     ///
-    /// The card's use cannot be less than RM's total count plus the orphaned bytes. If it is, the difference is
-    /// orphaned memory that is gone. Memory that RM counts for no process can only make the use larger.
+    /// The card's use cannot be less than RM's total count plus the orphaned bytes. If it is, the difference
+    /// is orphaned memory that is gone. Memory that RM counts for no process can only make the use larger.
     pub(super) fn mend(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) {
         let tracked = self.processes.tracked();
         let figures = self.settle(gpu, &tracked, asked);
@@ -181,11 +182,13 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.settle_budget(gpu);
     }
 
-    /// Returns how many of the orphaned bytes are gone, as proved by the card's use; `None` if RM does not report.
+    /// Returns how many of the orphaned bytes are gone, as proved by the card's use; `None` if RM does not
+    /// report.
     ///
-    /// Other processes allocate and free meanwhile, and may do so in step with these queries: memory that one holds at
-    /// each query for figures and at none for the card's use would look like memory that is gone. The order of the
-    /// queries is therefore random, each process counts with its smallest figure, and the card with its largest use.
+    /// Other processes allocate and free meanwhile, and may do so in step with these queries: memory that one
+    /// holds at each query for figures and at none for the card's use would look like memory that is gone.
+    /// The order of the queries is therefore random, each process counts with its smallest figure, and the
+    /// card with its largest use.
     fn gone(&mut self, gpu: Gpu, asked: Option<(u32, &Call, &M::File)>) -> Option<u64> {
         let orphaned = self.books.sums(gpu).orphaned;
         let pids = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
@@ -215,9 +218,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         None
     }
 
-    /// Queries RM for the processes `tracked`. If RM counts less than the books, clients ended with their files. The
-    /// difference leaves the books: it belonged to processes that have ended, or never to an object. Duplicates may
-    /// live on, so it counts as orphaned.
+    /// Queries RM for the processes `tracked`. If RM counts less than the books, clients ended with their
+    /// files. The difference leaves the books: it belonged to processes that have ended, or never to an
+    /// object. Duplicates may live on, so it counts as orphaned.
     fn settle(
         &mut self,
         gpu: Gpu,
@@ -247,9 +250,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         Some(figures)
     }
 
-    /// Removes the clients of an ended process from the books on a GPU. At most `missing` of their bytes become
-    /// orphaned; RM still counts the rest for the process that made the client. Returns the bytes that became
-    /// orphaned.
+    /// Removes the clients of an ended process from the books on a GPU. At most `missing` of their bytes
+    /// become orphaned; RM still counts the rest for the process that made the client. Returns the bytes that
+    /// became orphaned.
     fn settle_process(&mut self, gpu: Gpu, process: u32, missing: u64) -> u64 {
         let mut orphaned = 0u64;
         for client in self.books.clients_of(process) {
@@ -320,8 +323,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         is_unused(&mut self.manager, self.era, |uuid| budget.gpu(uuid) == Some(gpu))
     }
 
-    /// Queries through any subdevice on the GPU whose client can be reached, or through one of our own. `asked` is a
-    /// client whose file is at hand.
+    /// Queries through any subdevice on the GPU whose client can be reached, or through one of our own.
+    /// `asked` is a client whose file is at hand.
     pub(super) fn through<T>(
         &mut self,
         gpu: Gpu,

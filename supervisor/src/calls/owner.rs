@@ -1,18 +1,19 @@
-//! Finds the owner of a client's memory. RM counts the memory for the process that made the client, whichever process
-//! allocates it.
+//! Finds the owner of a client's memory. RM counts the memory for the process that made the client, whichever
+//! process allocates it.
 //!
-//! A client can come from a process whose figures the supervisor does not query, such as one of another container. Its
-//! memory would seem to vanish from the card at once. The first memory of each client must therefore show up in the
-//! figures of one of the container's processes. Another thread could make such a figure rise at the right moment with
-//! memory of its own. To prevent that, a duplicate of the memory comes and goes in a random order, which makes the
-//! memory shared or private.
+//! A client can come from a process whose figures the supervisor does not query, such as one of another
+//! container. Its memory would seem to vanish from the card at once. The first memory of each client must
+//! therefore show up in the figures of one of the container's processes. Another thread could make such a
+//! figure rise at the right moment with memory of its own. To prevent that, a duplicate of the memory comes
+//! and goes in a random order, which makes the memory shared or private.
 
 use super::{Call, Processes, Supervisor};
 use crate::abi::{Kind, Status, duplicate, number, put, u32_at};
 use crate::books::{Client, Object, Owner};
 use crate::manager::{Figure, Manager, free_object};
 
-/// How many answers in a row must agree. An attacker who does not know the order guesses it once in 2^28 times.
+/// How many answers in a row must agree. An attacker who does not know the order guesses it once in 2^28
+/// times.
 const AGREEING: u32 = 28;
 /// First handle of the duplicates.
 const TWINS: u32 = 0xe600_0000;
@@ -31,8 +32,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
         let Some(gpu) = object.gpu else { return false };
         let asked = Some((object.client, call, file));
-        // RM takes a lock of all GPUs for each query, for longer the more processes it covers. The owner is usually
-        // the caller. A forgotten process may have left its client to others.
+        // RM takes a lock of all GPUs for each query, for longer the more processes it covers. The owner is
+        // usually the caller. A forgotten process may have left its client to others.
         let mut all = self.pids();
         let listed = self.through(gpu, &[], asked, |subdevice, manager| subdevice.processes(manager));
         all.extend(listed.into_iter().flatten().filter(|pid| self.processes.was_forgotten(*pid)));
@@ -43,8 +44,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         owner.is_some_and(|owner| self.set_owner(client, Some(owner)))
     }
 
-    /// Runs before a client's first channel: confirms the owner in the books, or clears it. The client's file may have
-    /// been closed, and its handle may belong to another client by now.
+    /// Runs before a client's first channel: confirms the owner in the books, or clears it. The client's file
+    /// may have been closed, and its handle may belong to another client by now.
     pub(super) fn confirm_owner(&mut self, channel: &Object, call: &Call, file: &M::File) {
         let Some(client) = self.books.client(channel.client) else { return };
         let Some(known) = client.owner else { return };
@@ -140,8 +141,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     }
 }
 
-/// Returns the handle of a memory's duplicate. The worker that takes over after this one knows it, and undoes both. A
-/// program that has an object with this handle gets no memory.
+/// Returns the handle of a memory's duplicate. The worker that takes over after this one knows it, and undoes
+/// both. A program that has an object with this handle gets no memory.
 pub fn twin_of(handle: u32) -> u32 {
     TWINS | handle & 0x00ff_ffff
 }

@@ -1,8 +1,9 @@
 //! Finds an object's place: the device above it, and so its GPU.
 //!
-//! The supervisor queries RM and does not rely on the books alone. A client whose file was closed may have come back
-//! with the same handle, and a program chooses the handles of its objects. The books' entry for an object's parents
-//! therefore counts while RM confirms it. While an object lives, its parents in the books are RM's.
+//! The supervisor queries RM and does not rely on the books alone. A client whose file was closed may have
+//! come back with the same handle, and a program chooses the handles of its objects. The books' entry for an
+//! object's parents therefore counts while RM confirms it. While an object lives, its parents in the books
+//! are RM's.
 
 use super::{Call, MOST_PASSING, Processes, Supervisor};
 use crate::abi::{Class, Kind, Status};
@@ -13,8 +14,8 @@ use crate::manager::{Manager, Subdevice, class_of, parent_of, subdevice_of};
 const MOST_CONFIRMED: usize = 4096;
 
 impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
-    /// Returns the GPU for a new object. Queries RM once per parent until the next allocation is let through, which
-    /// could make a client with the same handle.
+    /// Returns the GPU for a new object. Queries RM once per parent until the next allocation is let through,
+    /// which could make a client with the same handle.
     ///
     /// # Errors
     /// The errors of [`Self::gpu_of`].
@@ -39,8 +40,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
     /// Returns the GPU of objects under `parent`.
     ///
     /// # Errors
-    /// INVALID_PARENT if RM knows no such object or reports no GPU for it, NO_MEMORY for a GPU that the lease does not
-    /// have, and RM's own status for a subdevice that it does not make.
+    /// INVALID_PARENT if RM knows no such object or reports no GPU for it, NO_MEMORY for a GPU that the lease
+    /// does not have, and RM's own status for a subdevice that it does not make.
     pub(super) fn gpu_of(&mut self, client: u32, parent: u32, file: &M::File) -> Result<Gpu, Status> {
         // The books include channels that RM may not have made.
         let known = self.books.get(client, parent).filter(|known| known.class.kind() != Kind::Channel);
@@ -121,8 +122,9 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         }
     }
 
-    /// Removes a client from the books because RM does not have its objects in the recorded places. Its memory counts
-    /// as orphaned until it is proved to be gone. Its channels still get stopped, because they may exist.
+    /// Removes a client from the books because RM does not have its objects in the recorded places. Its
+    /// memory counts as orphaned until it is proved to be gone. Its channels still get stopped, because they
+    /// may exist.
     fn give_up(&mut self, client: u32) {
         for object in self.books.tree(client, client) {
             if let Some(gpu) = object.gpu {

@@ -1,9 +1,9 @@
 //! FREE: removes memory from the books, except the part that stays on the card because a duplicate holds it.
 //!
-//! RM counts the handles of each memory itself, and reports memory with one handle as private. Bytes that leave the
-//! private part of a process's figure at a FREE are therefore gone, and bytes that leave the shared part are still on
-//! the card. A duplicate that another thread makes between the two figures would move bytes from one part to the
-//! other, so nothing is credited while such a call may be running.
+//! RM counts the handles of each memory itself, and reports memory with one handle as private. Bytes that
+//! leave the private part of a process's figure at a FREE are therefore gone, and bytes that leave the shared
+//! part are still on the card. A duplicate that another thread makes between the two figures would move bytes
+//! from one part to the other, so nothing is credited while such a call may be running.
 
 use nix::errno::Errno;
 
@@ -26,8 +26,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         self.release(call, object, (number::FREE, &mut structure, free::STATUS), program, file)
     }
 
-    /// Performs a call that frees `object`, a client and a handle. The call consists of its number, its structure and
-    /// the offset of its status.
+    /// Performs a call that frees `object`, a client and a handle. The call consists of its number, its
+    /// structure and the offset of its status.
     pub(super) fn release(
         &mut self,
         call: &Call,
@@ -64,8 +64,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
         });
     }
 
-    /// Lets `perform` free an object, and judges by RM's figures which bytes left the card. Without `can_tell` all of
-    /// them count as orphaned.
+    /// Lets `perform` free an object, and judges by RM's figures which bytes left the card. Without
+    /// `can_tell` all of them count as orphaned.
     fn judged(
         &mut self,
         call: &Call,
@@ -83,8 +83,8 @@ impl<M: Manager, P: Processes<File = M::File>> Supervisor<'_, M, P> {
             return Ok(status);
         }
         for (gpu, before) in gpus.iter().zip(before) {
-            // The objects stay in the books until their bytes are judged, so that a worker killed here leaves too much
-            // in them and not too little.
+            // The objects stay in the books until their bytes are judged, so that a worker killed here leaves
+            // too much in them and not too little.
             let after = before.is_some().then(|| self.ask_all_but(*gpu, &tree, asked)).flatten();
             self.credit(*gpu, &tree, before.zip(after), call);
         }

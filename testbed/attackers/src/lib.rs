@@ -1,5 +1,5 @@
-//! A place for programs that call a resource manager: a simulated one that the kernel reaches like a driver, and
-//! supervisors for its users.
+//! A place for programs that call a resource manager: a simulated one that the kernel reaches like a driver,
+//! and supervisors for its users.
 
 pub mod world;
 
@@ -65,8 +65,8 @@ impl Place {
         Ok(Self { _session: Box::new(session), folder: folder.to_owned(), driver: driver.to_owned() })
     }
 
-    /// Creates plain files in place of the device files, without a resource manager: calls that a supervisor lets
-    /// through fail at once.
+    /// Creates plain files in place of the device files, without a resource manager: calls that a supervisor
+    /// lets through fail at once.
     ///
     /// # Errors
     /// If they cannot be created.
@@ -92,8 +92,8 @@ impl Place {
         Ok(fs::read_to_string(self.dev().join("figures"))?)
     }
 
-    /// Starts a supervisor, `program`, for a container that may use `limit` bytes of the GPU. Returns the socket at
-    /// which it accepts listeners. A place has one supervisor at a time.
+    /// Starts a supervisor, `program`, for a container that may use `limit` bytes of the GPU. Returns the
+    /// socket at which it accepts listeners. A place has one supervisor at a time.
     ///
     /// # Errors
     /// If it does not start.
@@ -101,8 +101,8 @@ impl Place {
         self.supervise(program, "", 1, limit, None)
     }
 
-    /// Starts the supervisor of a lease that may use `limit` bytes of the GPU and shares its time by this plan. The
-    /// names of its files begin with `name`.
+    /// Starts the supervisor of a lease that may use `limit` bytes of the GPU and shares its time by this
+    /// plan. The names of its files begin with `name`.
     ///
     /// # Errors
     /// If it does not start.

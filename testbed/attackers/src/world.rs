@@ -1,4 +1,5 @@
-//! Processes, their supervisor and RM in one program's memory, without a kernel between them, to test very many calls.
+//! Processes, their supervisor and RM in one program's memory, without a kernel between them, to test very
+//! many calls.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -348,8 +349,8 @@ impl<'g> World<'g> {
         done.map(|(structure, _)| u32_at(&structure, control::STATUS))
     }
 
-    /// Makes a call of the process `pid`, as the kernel treats it under the filter. Returns the structure and the
-    /// parameters as the program sees them afterwards; `None` if the kernel reported an error.
+    /// Makes a call of the process `pid`, as the kernel treats it under the filter. Returns the structure and
+    /// the parameters as the program sees them afterwards; `None` if the kernel reported an error.
     pub fn call(
         &mut self,
         pid: u32,
@@ -419,8 +420,8 @@ impl<'g> World<'g> {
         made(&structure)
     }
 
-    /// Allocates without a supervisor, as a call does that was changed after it was let through. `file` is the process
-    /// on whose file the call is made.
+    /// Allocates without a supervisor, as a call does that was changed after it was let through. `file` is
+    /// the process on whose file the call is made.
     ///
     /// # Errors
     /// The errors of [`World::allocate`].

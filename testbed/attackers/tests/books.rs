@@ -103,7 +103,8 @@ fn the_books_are_never_below_what_the_card_has_in_use() {
                     clients.swap_remove(at);
                     let _ = world.supervisor.look();
                 }
-                // A channel without a group needs 4,480 KiB. Without that room the supervisor does not call RM.
+                // A channel without a group needs 4,480 KiB. Without that room the supervisor does not call
+                // RM.
                 92 if !objects.is_empty()
                     && world.supervisor.budget.charged(gpu as usize) + (4_480 << 10)
                         <= LIMITS[gpu as usize] =>

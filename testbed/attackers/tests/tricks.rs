@@ -13,8 +13,8 @@ const SUBDEVICE: u32 = Class::SUBDEVICE.0;
 const RANGE: u32 = Class::VIRTUAL_RANGE.0;
 const ADDRESS_SPACE: u32 = 0x90f1;
 
-/// RM frees everything below a device, and other objects may get the handles. Objects below those handles are then
-/// different ones.
+/// RM frees everything below a device, and other objects may get the handles. Objects below those handles are
+/// then different ones.
 #[test]
 fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -36,8 +36,8 @@ fn what_goes_with_a_device_leaves_the_books_and_nothing_else_does() {
     assert!(world.supervisor.books.sums(0).charged() > 256 * MIB);
 }
 
-/// RM gives a client's handle to another one after some hundred thousand, and a client's file can be closed without
-/// notice to the supervisor.
+/// RM gives a client's handle to another one after some hundred thousand, and a client's file can be closed
+/// without notice to the supervisor.
 #[test]
 fn memory_counts_on_the_gpu_where_it_is_and_not_where_a_former_client_had_it() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -57,8 +57,8 @@ fn memory_counts_on_the_gpu_where_it_is_and_not_where_a_former_client_had_it() {
     world.check("and no more");
 }
 
-/// RM counts memory for the process that made the client. If that belongs to another container, the supervisor does
-/// not query it.
+/// RM counts memory for the process that made the client. If that belongs to another container, the
+/// supervisor does not query it.
 #[test]
 fn a_client_that_somebody_else_made_gets_no_memory() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -93,8 +93,8 @@ fn a_client_that_outlives_its_maker_gets_memory() {
     assert_eq!(world.memory(102, client, 0, 8 * MIB), Err(Status::NO_MEMORY.0));
 }
 
-/// RM counts nothing for a channel group or for page tables, so a process that duplicates another container's would
-/// get them for free.
+/// RM counts nothing for a channel group or for page tables, so a process that duplicates another container's
+/// would get them for free.
 #[test]
 fn what_rm_does_not_count_is_not_duplicated_from_others() {
     let mut ground = Ground::new(MOST_OBJECTS);
@@ -255,15 +255,15 @@ fn small_memory_of_a_race_counts_as_the_pieces_that_it_may_be() {
     world.check("each page takes a piece");
 }
 
-/// A call that is let through can become any other with the same number, so none is let through that could free or
-/// allocate.
+/// A call that is let through can become any other with the same number, so none is let through that could
+/// free or allocate.
 #[test]
 fn no_call_is_let_through_that_could_become_a_free() {
     let mut ground = Ground::new(MOST_OBJECTS);
     let mut world = World::on(&mut ground);
     let client = world.client(102);
-    // The sizes of a root client's allocation, which is let through unless another call carries it, and of a control
-    // call.
+    // The sizes of a root client's allocation, which is let through unless another call carries it, and of a
+    // control call.
     let sizes = [32, 48];
     for (carried, size) in (0..=u8::MAX).flat_map(|carried| sizes.map(|size| (carried, size))) {
         let mut structure = vec![0; transfer::SIZE];

@@ -1,4 +1,5 @@
-//! Tests containers whose time supervisors enforce, on one simulated GPU: which channels run, and for how long.
+//! Tests containers whose time supervisors enforce, on one simulated GPU: which channels run, and for how
+//! long.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -89,8 +90,8 @@ impl Node {
         std::array::from_fn(|at| (after[at][0] - before[at][0]) * 100 / (after[at][1] - before[at][1]))
     }
 
-    /// Waits for a second in which each ran within 4 per cent of the expected time. Other tests may keep the machine
-    /// from waking threads in time.
+    /// Waits for a second in which each ran within 4 per cent of the expected time. Other tests may keep the
+    /// machine from waking threads in time.
     fn expect<const N: usize>(&self, what: &str, programs: [&Program; N], want: [u64; N]) {
         let mut seen = Vec::new();
         let began = Instant::now();

@@ -1,5 +1,5 @@
-//! Reads the simulated GPU's own books while processes use it: the memory that living processes hold, and when each
-//! container's work kept the GPU busy. None of this comes from gpushare.
+//! Reads the simulated GPU's own books while processes use it: the memory that living processes hold, and
+//! when each container's work kept the GPU busy. None of this comes from gpushare.
 
 use std::collections::HashMap;
 use std::fs;
@@ -46,8 +46,8 @@ impl Peak {
                 std::thread::sleep(LOOK);
                 let now = held(reader);
                 let mut highest = highest.lock().unwrap_or_else(PoisonError::into_inner);
-                // When a process takes a dead one's slot, the slot shows the dead one's bytes for a moment, so only a
-                // value seen twice counts.
+                // When a process takes a dead one's slot, the slot shows the dead one's bytes for a moment,
+                // so only a value seen twice counts.
                 *highest = now.min(before).max(*highest);
                 before = now;
             }

@@ -1,5 +1,5 @@
-//! Measures the interception library's cost to a program, and the most memory that it lets a container use. The same
-//! program runs on the bare simulated driver in the same run, for comparison.
+//! Measures the interception library's cost to a program, and the most memory that it lets a container use.
+//! The same program runs on the bare simulated driver in the same run, for comparison.
 
 mod cost;
 mod kills;

@@ -1,7 +1,7 @@
 //! `gpushare-bench [FILTER]`: measures gpushare and prints each figure with its target.
 //!
-//! Each figure and its baseline are measured alternately in one run, because machines differ and drift. A run only
-//! reports: it never fails because a figure misses its target.
+//! Each figure and its baseline are measured alternately in one run, because machines differ and drift. A run
+//! only reports: it never fails because a figure misses its target.
 #![forbid(unsafe_code)]
 
 mod books;

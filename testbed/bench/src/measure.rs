@@ -72,7 +72,8 @@ pub fn difference(nanoseconds: i64) -> String {
     format!("{sign}{}", milliseconds(nanoseconds))
 }
 
-/// Formats a difference in picoseconds as nanoseconds with its sign: with one decimal, or none from 100 ns on.
+/// Formats a difference in picoseconds as nanoseconds with its sign: with one decimal, or none from 100 ns
+/// on.
 pub fn added(picoseconds: i64) -> String {
     let tenths = (picoseconds.unsigned_abs() + 50) / 100;
     let sign = if picoseconds < 0 && tenths > 0 { "-" } else { "+" };

@@ -1,11 +1,12 @@
-//! Puts all files of a run onto one tmpfs. Engines keep bundles, runtimes their state and gpushare its own on `/run`,
-//! which is a tmpfs too. On a disk, write-back would affect every figure.
+//! Puts all files of a run onto one tmpfs. Engines keep bundles, runtimes their state and gpushare its own on
+//! `/run`, which is a tmpfs too. On a disk, write-back would affect every figure.
 
 use anyhow::{Context, Result};
 use gpushare_tests::scratch::Scratch;
 use nix::mount::{MsFlags, mount};
 
-/// Puts all temporary directories that this program creates from now on onto a tmpfs, which is unmounted on drop.
+/// Puts all temporary directories that this program creates from now on onto a tmpfs, which is unmounted on
+/// drop.
 ///
 /// # Errors
 /// If it cannot be mounted.

@@ -1,4 +1,5 @@
-//! Starts `gpushare meter` on the node for the sections that need it, and measures the processor time that it takes.
+//! Starts `gpushare meter` on the node for the sections that need it, and measures the processor time that it
+//! takes.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -46,8 +47,8 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// Returns the wrapper in front of runc. The simulated GPUs' memory does not come from the resource manager, so
-/// supervisors have nothing to do.
+/// Returns the wrapper in front of runc. The simulated GPUs' memory does not come from the resource manager,
+/// so supervisors have nothing to do.
 fn runtime(node: &SimulatedNode, is_supervised: bool) -> Result<Runtime> {
     let config = node.config_with("meter", &LowLevel::Runc.settings());
     if is_supervised {

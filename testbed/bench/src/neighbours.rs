@@ -1,5 +1,5 @@
-//! Measures the delay that a container causes on its node when it takes every kernel file lease (F_SETLEASE) that it
-//! can get.
+//! Measures the delay that a container causes on its node when it takes every kernel file lease (F_SETLEASE)
+//! that it can get.
 
 use std::process::Command;
 use std::thread::sleep;

@@ -1,5 +1,5 @@
-//! Places to run a client program: in a container with a share, on the same node with the bare driver, or on the node
-//! with a peer's library preloaded.
+//! Places to run a client program: in a container with a share, on the same node with the bare driver, or on
+//! the node with a peer's library preloaded.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ pub const PEER: &str = "HAMI_CORE";
 /// Bytes that the interception library charges for a process's contexts if it has seen no real one.
 pub const CONTEXT: u64 = ContextCost::UNKNOWN.most;
 
-/// Creates a node on which a context costs as much as the interception library assumes, so books and limit can be
-/// compared to the byte. `more` are further arguments for `gpushare-simulator create`.
+/// Creates a node on which a context costs as much as the interception library assumes, so books and limit
+/// can be compared to the byte. `more` are further arguments for `gpushare-simulator create`.
 pub fn node(more: &[&str]) -> SimulatedNode {
     let context = format!("{}MiB", CONTEXT >> 20);
     SimulatedNode::with(1, MODEL, "80GiB", &[&["--context", &*context], more].concat())
@@ -33,8 +33,8 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Creates one on `node`, with `environment` and with `GPUSHARE_SIMULATOR_RUN=0`, which makes kernels take time
-    /// and compute nothing.
+    /// Creates one on `node`, with `environment` and with `GPUSHARE_SIMULATOR_RUN=0`, which makes kernels
+    /// take time and compute nothing.
     pub fn new(node: &SimulatedNode, environment: &[(&str, &str)]) -> Self {
         let bundle = Bundle::host_root().env("GPUSHARE_SIMULATOR_RUN", "0");
         let bundle = environment.iter().fold(bundle, |bundle, (name, value)| bundle.env(name, value));
@@ -58,8 +58,8 @@ pub fn inside(container: &Container<'_>, words: &[&str]) -> Result<String> {
     exec(container, &[], words)
 }
 
-/// Like [`inside`], but bypasses the interception library: the driver's own file is loaded first and so takes the
-/// library's name. The cgroup is the same.
+/// Like [`inside`], but bypasses the interception library: the driver's own file is loaded first and so takes
+/// the library's name. The cgroup is the same.
 ///
 /// # Errors
 /// If the client fails, with its standard error.
@@ -96,8 +96,8 @@ impl OnHost {
         Self { environment, scratch: Scratch::new("host") }
     }
 
-    /// Creates a place with the peer's library on top of the bare driver, under a limit of `mib` MiB and `cores`
-    /// percent. Returns `None` without a peer.
+    /// Creates a place with the peer's library on top of the bare driver, under a limit of `mib` MiB and
+    /// `cores` percent. Returns `None` without a peer.
     pub fn peer(node: &SimulatedNode, mib: u64, cores: u32) -> Option<Self> {
         let library = env::var_os(PEER).filter(|path| !path.is_empty())?;
         Some(Self::preloaded(node, Path::new(&library), mib, cores))
@@ -149,7 +149,8 @@ impl OnHost {
 mod tests {
     use super::*;
 
-    /// A preloaded library that finds its functions through dlsym, reduced to the minimum that limits cuMemAlloc.
+    /// A preloaded library that finds its functions through dlsym, reduced to the minimum that limits
+    /// cuMemAlloc.
     const STAND_IN: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,9 +1,10 @@
-//! Compares placement of a production trace's tasks with the best published policy: the experiment of the FGD study
-//! (Weng et al., "Beware of Fragmentation", USENIX ATC 2023).
+//! Compares placement of a production trace's tasks with the best published policy: the experiment of the FGD
+//! study (Weng et al., "Beware of Fragmentation", USENIX ATC 2023).
 //!
-//! `TRACES` names a directory with the study's lists of nodes and tasks. Tasks are drawn from a list in a random order
-//! and placed one after the other, and none leaves, until the tasks that have arrived need 130 % of the cluster's
-//! GPUs. The figure is the part that is allocated then, in percent of all GPUs, as the mean over ten orders.
+//! `TRACES` names a directory with the study's lists of nodes and tasks. Tasks are drawn from a list in a
+//! random order and placed one after the other, and none leaves, until the tasks that have arrived need 130 %
+//! of the cluster's GPUs. The figure is the part that is allocated then, in percent of all GPUs, as the mean
+//! over ten orders.
 
 mod arrivals;
 mod extender;

@@ -88,8 +88,8 @@ impl State {
     }
 }
 
-/// Returns the times of one process that opens directory and store, reserves while the store has `held` leases, and
-/// closes the store.
+/// Returns the times of one process that opens directory and store, reserves while the store has `held`
+/// leases, and closes the store.
 fn single(held: usize) -> Result<Sample> {
     let state = State::new()?;
     let (request, gpus) = (request()?, gpus(8, 128));
@@ -153,8 +153,8 @@ fn release(store: &Store, key: &LeaseKey) -> Result<()> {
     Ok(())
 }
 
-/// Runs one reserving process. It prints that it is ready, waits until its standard input ends, reserves, prints the
-/// result, and stays alive: the lease of an ended process would be swept and granted again.
+/// Runs one reserving process. It prints that it is ready, waits until its standard input ends, reserves,
+/// prints the result, and stays alive: the lease of an ended process would be swept and granted again.
 ///
 /// # Errors
 /// On any failure other than a refusal.
@@ -213,7 +213,8 @@ impl Drop for Process {
     }
 }
 
-/// Returns the nanoseconds that a new process, like the wrapper, spends on the quota store until it has its lease.
+/// Returns the nanoseconds that a new process, like the wrapper, spends on the quota store until it has its
+/// lease.
 ///
 /// # Errors
 /// If it gets no lease.

@@ -1,5 +1,5 @@
-//! Measures how long it takes to turn a parsed config.json into the request on this node, for bundles of several
-//! systems.
+//! Measures how long it takes to turn a parsed config.json into the request on this node, for bundles of
+//! several systems.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! Checks whether programs get their container's share of a GPU's time. Real processes run in real containers on a
-//! simulated GPU that works in real time, and the GPU's own books provide the figures.
+//! Checks whether programs get their container's share of a GPU's time. Real processes run in real containers
+//! on a simulated GPU that works in real time, and the GPU's own books provide the figures.
 
 mod cases;
 mod verdict;

@@ -1,5 +1,5 @@
-//! Measures a share's cost at the start of a container: the whole start compared with plain runc, and the wrapper
-//! alone in front of a low-level runtime that does nothing.
+//! Measures a share's cost at the start of a container: the whole start compared with plain runc, and the
+//! wrapper alone in front of a low-level runtime that does nothing.
 
 mod alone;
 mod crowded;
@@ -87,8 +87,8 @@ pub fn supervised(table: &mut Table) -> Result<()> {
     push_cpu(table, &laps, target)
 }
 
-/// Returns plain runc, the wrapper, and the peer if there is one. All have the same bundle except for the settings
-/// that request a GPU.
+/// Returns plain runc, the wrapper, and the peer if there is one. All have the same bundle except for the
+/// settings that request a GPU.
 fn contenders(node: &SimulatedNode, share: bool) -> Vec<Contender> {
     let env = share.then_some(SHARE);
     let bare = Contender::new(Program::Ours(Runtime::bare(LowLevel::Runc)), env);
@@ -126,7 +126,8 @@ fn with_share(node: &SimulatedNode, table: &mut Table) -> Result<()> {
     let files = |contenders: &[Contender]| -> Result<Vec<usize>> {
         contenders.iter().map(Contender::files_in_image).collect()
     };
-    // The first start creates mount targets, the quota store and the inventory's cache, so it does not count as a lap.
+    // The first start creates mount targets, the quota store and the inventory's cache, so it does not count
+    // as a lap.
     let fresh = files(&contenders)?;
     contenders.iter().try_for_each(|contender| contender.lap().map(drop))?;
     let first = files(&contenders)?;

@@ -1,10 +1,10 @@
-//! Measures a supervisor's cost to its programs: the calls that it performs or lets through, calls that only pass its
-//! filter, the start of a container, and its own memory.
+//! Measures a supervisor's cost to its programs: the calls that it performs or lets through, calls that only
+//! pass its filter, the start of a container, and its own memory.
 //!
-//! The resource manager is a simulated one, a file system in user space. Each figure is a difference of pairs, which
-//! cancels the time of the manager's calls. The manager is a third process on a machine that may have two processors,
-//! and a program that has waited for a supervisor waits longer for it. The cost of a report is therefore also measured
-//! on plain files.
+//! The resource manager is a simulated one, a file system in user space. Each figure is a difference of
+//! pairs, which cancels the time of the manager's calls. The manager is a third process on a machine that may
+//! have two processors, and a program that has waited for a supervisor waits longer for it. The cost of a
+//! report is therefore also measured on plain files.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -73,8 +73,8 @@ pub fn section() -> Result<Table> {
     Ok(table)
 }
 
-/// Returns the picoseconds that the process started by `start` adds to a call: the differences of this percentile in
-/// pairs of runs.
+/// Returns the picoseconds that the process started by `start` adds to a call: the differences of this
+/// percentile in pairs of runs.
 fn added(
     place: &Place,
     call: &str,
@@ -114,7 +114,8 @@ fn timed(place: &Place, call: &str, socket: Option<PathBuf>, percentile: usize) 
     Ok(Sample::new(lines.lines().filter_map(|line| line.parse().ok()).collect())?.percentile(percentile))
 }
 
-/// Measures the memory of the keeper and the worker, and checks that they sleep while their container has no client.
+/// Measures the memory of the keeper and the worker, and checks that they sleep while their container has no
+/// client.
 fn own_memory(place: &Place, table: &mut Table) -> Result<()> {
     for (objects, most) in [(120, 3), (MOST_OBJECTS, 12)] {
         let socket = start_alone(place, 80 * GIB)?;

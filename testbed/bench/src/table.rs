@@ -39,7 +39,8 @@ impl Row {
         Self::of(what, sample, sample.median(), measure::milliseconds)
     }
 
-    /// Creates a row with the difference of pairs: its median and quartiles with their signs, in milliseconds.
+    /// Creates a row with the difference of pairs: its median and quartiles with their signs, in
+    /// milliseconds.
     pub fn difference(what: &str, sample: &Sample) -> Self {
         Self::of(what, sample, sample.median(), measure::difference)
     }
@@ -49,7 +50,8 @@ impl Row {
         Self::of(what, sample, sample.percentile(99), measure::milliseconds)
     }
 
-    /// Creates a row with the time added to a call: the median of a sample of picoseconds, written in nanoseconds.
+    /// Creates a row with the time added to a call: the median of a sample of picoseconds, written in
+    /// nanoseconds.
     pub fn added(what: &str, sample: &Sample) -> Self {
         let row = Self::of(what, sample, sample.median(), measure::added);
         Self { value: format!("{} ns", measure::added(sample.median())), ..row }

@@ -1,5 +1,5 @@
-//! Measures shares of compute in virtual time: the limiter itself, with the clock and the GPU of a simulation. A run
-//! of ten seconds takes milliseconds, so this covers many more cases than real time allows.
+//! Measures shares of compute in virtual time: the limiter itself, with the clock and the GPU of a
+//! simulation. A run of ten seconds takes milliseconds, so this covers many more cases than real time allows.
 
 use std::env;
 use std::thread;
@@ -19,8 +19,8 @@ const FIRST: u64 = 1000;
 
 const SLICES: Discipline = Discipline::Slices(2 * MILLISECOND);
 
-/// Returns the devices: one runs work to its end, the other takes turns of 2 ms, with which a sharing container falls
-/// short.
+/// Returns the devices: one runs work to its end, the other takes turns of 2 ms, with which a sharing
+/// container falls short.
 fn settings() -> [(&'static str, Setting); 2] {
     let setting = |device, mean, second| {
         let bounds = Bounds { mean, second, first: 95.0..=110.0 };
@@ -68,7 +68,8 @@ fn summary(what: &str, told: &Summary, bounds: &Bounds) -> Row {
         .target(&format!("0; {}, {}, 95 to 110 %", bounds.mean, bounds.second), told.misses == 0)
 }
 
-/// Returns the figures of a limiter that learns nothing. If they were good, the other rows would prove nothing.
+/// Returns the figures of a limiter that learns nothing. If they were good, the other rows would prove
+/// nothing.
 fn control() -> Row {
     let container = Container::fixed(25, 1, Load::steady(10 * MILLISECOND, 0));
     let trial = Trial::new(vec![container], SLICES, FIRST);

@@ -64,8 +64,8 @@ const NOT_FOUND: Status = Status(0x57);
 
 /// NV_ESC_RM_ALLOC_MEMORY, which gives administrators a view of all memory.
 const ALLOC_MEMORY: u8 = 0x27;
-/// Memory that RM takes for objects and does not count, in bytes, on an H200 with driver 580. A channel group on a
-/// copy engine takes none by itself.
+/// Memory that RM takes for objects and does not count, in bytes, on an H200 with driver 580. A channel group
+/// on a copy engine takes none by itself.
 const COMPUTE_GROUP_COST: u64 = 4416 << 10;
 const CHANNEL_COST: u64 = 64 << 10;
 const ADDRESS_SPACE_COST: u64 = 64 << 10;

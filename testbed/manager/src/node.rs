@@ -18,8 +18,8 @@ use crate::{Began, Engine, Gpu, Manager, mount};
 /// Nanoseconds of run time per microsecond of slice, on an H200 with driver 580.
 const SLICE: u64 = 1_020;
 
-/// Serves the resource manager of the node in the directory `node` until the session is dropped. Its files are in
-/// `shared/manager` there, and it steers the work of the node's GPUs.
+/// Serves the resource manager of the node in the directory `node` until the session is dropped. Its files
+/// are in `shared/manager` there, and it steers the work of the node's GPUs.
 ///
 /// # Errors
 /// If there is no node, its driver is unknown, it has MIG instances, or the kernel refuses the mount.

@@ -29,8 +29,8 @@ const UVM_FILE: u64 = 3;
 /// File with RM's figures, for comparisons.
 const FIGURES_FILE: u64 = 4;
 const FIRST_GPU: u64 = 16;
-/// First inode for open files of nvidiactl that a process may map. Each open file has its own, because the kernel
-/// caches the bytes of a mapping by inode.
+/// First inode for open files of nvidiactl that a process may map. Each open file has its own, because the
+/// kernel caches the bytes of a mapping by inode.
 const FIRST_MAPPED: u64 = 1 << 32;
 /// Size of such a file.
 const MOST_MAPPED: u64 = 1 << 22;
@@ -349,7 +349,8 @@ impl Filesystem for Files {
         let mut structure = input.to_vec();
         if number == map::NUMBER && structure.len() == map::SIZE {
             let (manager, mappings) = (Arc::clone(&self.manager), Arc::clone(&self.mappings));
-            // The lookup of the descriptor's file is a call to this file system, so another thread must serve it.
+            // The lookup of the descriptor's file is a call to this file system, so another thread must serve
+            // it.
             let _detached = std::thread::spawn(move || {
                 let status = map_memory(&manager, &mappings, caller, &structure);
                 put(&mut structure, map::STATUS, &status.0.to_ne_bytes());

@@ -43,7 +43,8 @@ pub fn check(text: &str, names: &[(String, usize)]) -> Vec<Finding> {
     findings
 }
 
-/// Comments on consecutive lines as one text each, with the line on which it begins. An empty comment line ends a text.
+/// Comments on consecutive lines as one text each, with the line on which it begins. An empty comment line
+/// ends a text.
 fn comments(text: &str) -> Vec<(usize, String)> {
     let mut all: Vec<(usize, String)> = Vec::new();
     let mut continues = false;

@@ -1,5 +1,5 @@
-//! Measures the sources of the workspace: size, circles between files, closures, functions, and the language of
-//! comments and names.
+//! Measures the sources of the workspace: size, circles between files, closures, functions, and the language
+//! of comments and names.
 //!
 //! Tests are code in `#[cfg(test)]` and in folders named `tests`. They count for language alone.
 

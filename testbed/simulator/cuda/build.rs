@@ -1,4 +1,5 @@
-//! Generates the table of entry points from `names.txt`. Names that `src` does not define answer "not supported".
+//! Generates the table of entry points from `names.txt`. Names that `src` does not define answer "not
+//! supported".
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,8 +1,8 @@
 //! Memory limits by cgroup, as the driver keeps them from 615 on (nvmlDeviceSetMemoryLimits_v1).
 //!
-//! A cgroup is identified by the inode of its directory: a directory recreated under the same path has no limit
-//! (nvml.h: "Removing the cgroup will also clear any limits"). A process counts to the cgroup that it was in when it
-//! opened the driver. The simulation does not apply a cgroup's limit to the cgroups below it.
+//! A cgroup is identified by the inode of its directory: a directory recreated under the same path has no
+//! limit (nvml.h: "Removing the cgroup will also clear any limits"). A process counts to the cgroup that it
+//! was in when it opened the driver. The simulation does not apply a cgroup's limit to the cgroups below it.
 
 use std::fs::File;
 use std::mem::size_of;

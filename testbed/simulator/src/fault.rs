@@ -1,9 +1,9 @@
 //! Makes calls fail, or kills the process in a call, as configured in a client's environment.
 //!
-//! `GPUSHARE_SIMULATOR_FAIL=cuMemAlloc_v2:3:2` makes the third call of cuMemAlloc_v2 return 2 and do nothing. In place
-//! of the result, `kill` kills the process before the call does anything, and `kill-after` kills it before the call
-//! returns. Several faults are separated by commas. A name also stands for its synonyms and for its form for the
-//! per-thread default stream.
+//! `GPUSHARE_SIMULATOR_FAIL=cuMemAlloc_v2:3:2` makes the third call of cuMemAlloc_v2 return 2 and do nothing.
+//! In place of the result, `kill` kills the process before the call does anything, and `kill-after` kills it
+//! before the call returns. Several faults are separated by commas. A name also stands for its synonyms and
+//! for its form for the per-thread default stream.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

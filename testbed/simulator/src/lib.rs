@@ -1,8 +1,8 @@
 //! The state of a simulated GPU node, shared by every process that uses one of its GPUs.
 //!
-//! The simulated libcuda and libnvidia-ml and the program that creates a node are built on this crate. It owns the
-//! mapped state file: the GPUs, their memory books, their time lines, and the slots of the processes. It does not
-//! depend on the interfaces of CUDA and NVML.
+//! The simulated libcuda and libnvidia-ml and the program that creates a node are built on this crate. It
+//! owns the mapped state file: the GPUs, their memory books, their time lines, and the slots of the
+//! processes. It does not depend on the interfaces of CUDA and NVML.
 
 pub mod cgroup;
 pub mod clock;

@@ -77,8 +77,8 @@ impl Library {
         let mut text = None;
         match (self.with_error_name(c"cuGetErrorName", code, &mut text), text) {
             (Ok(0), Some(text)) => {
-                // SAFETY: the driver returns a zero-terminated text of its own that lives as long as the driver is
-                // loaded.
+                // SAFETY: the driver returns a zero-terminated text of its own that lives as long as the
+                // driver is loaded.
                 let text = unsafe { CStr::from_ptr(text) };
                 text.to_string_lossy().into_owned()
             }

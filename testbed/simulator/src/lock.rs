@@ -1,7 +1,8 @@
 //! Locks between processes that may be killed at any instruction.
 //!
-//! A lock word names its holder's slot and that slot's generation. A waiter takes the lock from a holder whose byte
-//! lock is gone. This is safe because the guarded data is always consistent: sums are computed and never stored.
+//! A lock word names its holder's slot and that slot's generation. A waiter takes the lock from a holder
+//! whose byte lock is gone. This is safe because the guarded data is always consistent: sums are computed and
+//! never stored.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,8 +40,8 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Takes `word` for `me`, waiting as long as another process holds it. `dead` returns whether the process of another
-/// owner is gone.
+/// Takes `word` for `me`, waiting as long as another process holds it. `dead` returns whether the process of
+/// another owner is gone.
 pub fn take<'word>(word: &'word AtomicU64, me: Owner, dead: impl Fn(Owner) -> bool) -> Guard<'word> {
     let mine = me.word();
     let mut turns = 0_u32;

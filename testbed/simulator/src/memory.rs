@@ -20,8 +20,8 @@ pub fn rounded(bytes: u64) -> Option<u64> {
 }
 
 impl Gpu {
-    /// Returns the memory that CUDA reports, in bytes: the part that programs can allocate, and a remainder that none
-    /// can.
+    /// Returns the memory that CUDA reports, in bytes: the part that programs can allocate, and a remainder
+    /// that none can.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.memory.load(Ordering::Relaxed).saturating_add(UNUSABLE)
@@ -45,8 +45,8 @@ impl Gpu {
         fits
     }
 
-    /// Takes `bytes` for `session`'s process. Returns false if the GPU or the cgroup's limit has less left, even after
-    /// reclaiming the memory of dead processes.
+    /// Takes `bytes` for `session`'s process. Returns false if the GPU or the cgroup's limit has less left,
+    /// even after reclaiming the memory of dead processes.
     #[must_use]
     pub fn take(&self, session: &Session, bytes: u64) -> bool {
         if self.try_take(session, bytes) {

@@ -1,5 +1,5 @@
-//! MIG instances of a simulated GPU. In the state each is a separate GPU with its own memory, multiprocessors and time
-//! line; it only shares the card's device node.
+//! MIG instances of a simulated GPU. In the state each is a separate GPU with its own memory, multiprocessors
+//! and time line; it only shares the card's device node.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

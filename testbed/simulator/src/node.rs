@@ -46,8 +46,8 @@ const OF_GPUSHARE: [&str; 3] = ["run", "history", "cache"];
 /// Makes the node, and prints its GPUs and the path of its settings. On failure it leaves nothing behind.
 pub fn create(create: &Create) -> Result<()> {
     let dir = std::path::absolute(&create.dir)?;
-    // Check every entry, because cleaning up removes them all: below a directory such as / they would be the machine's
-    // own.
+    // Check every entry, because cleaning up removes them all: below a directory such as / they would be the
+    // machine's own.
     if ENTRIES.iter().any(|entry| dir.join(entry).symlink_metadata().is_ok()) {
         bail!("{} holds a node already; name another folder or remove this one", dir.display());
     }
@@ -80,8 +80,8 @@ fn is_private(dir: &Path) -> Result<bool> {
     Ok(folder.is_dir() && folder.uid() == this_user && folder.mode() & 0o022 == 0)
 }
 
-/// Removes the node, and gpushare's state of it in the paths of [`settings_text`]. Other files stay, and so does the
-/// directory if it has any.
+/// Removes the node, and gpushare's state of it in the paths of [`settings_text`]. Other files stay, and so
+/// does the directory if it has any.
 pub fn remove(dir: &Path) -> Result<()> {
     let dir = std::path::absolute(dir)?;
     if let Some(missing) = ENTRIES.iter().find(|entry| dir.join(entry).symlink_metadata().is_err()) {
@@ -116,8 +116,8 @@ pub fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-/// Refuses while a container holds a share of the node. Uses the gpushare program next to this one: without it there
-/// are no shares.
+/// Refuses while a container holds a share of the node. Uses the gpushare program next to this one: without
+/// it there are no shares.
 fn refuse_held(dir: &Path) -> Result<()> {
     let gpushare =
         env::current_exe().context("cannot tell where this program is")?.with_file_name("gpushare");

@@ -1,13 +1,14 @@
-//! The physics of a simulated GPU: the memory of a context, how processes share the GPU's time, how NVML measures it,
-//! and which memory and arrays the driver refuses. A profile names one set of such values. It is independent of the
-//! driver version, the model and the size of the memory.
+//! The physics of a simulated GPU: the memory of a context, how processes share the GPU's time, how NVML
+//! measures it, and which memory and arrays the driver refuses. A profile names one set of such values. It is
+//! independent of the driver version, the model and the size of the memory.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MIB: u64 = 1 << 20;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Memory that NVML and CUDA count as the GPU's and that no program can allocate, in bytes. An H200 kept 9 MiB.
+/// Memory that NVML and CUDA count as the GPU's and that no program can allocate, in bytes. An H200 kept 9
+/// MiB.
 pub const UNUSABLE: u64 = 16 * MIB;
 
 /// One set of physics.
@@ -23,13 +24,14 @@ pub struct Physics {
     pub switch: u64,
     /// Length of NVML's sampling windows in nanoseconds.
     pub period: u64,
-    /// How long after its end a window becomes readable, in nanoseconds: the minimum, and the maximum beyond it.
+    /// How long after its end a window becomes readable, in nanoseconds: the minimum, and the maximum beyond
+    /// it.
     pub delay: [u64; 2],
     /// How many windows NVML keeps.
     pub kept: u32,
-    /// Whether a window names only one process, the one that ran at a random moment of the GPU's work. It gets all of
-    /// the GPU's work in the window, at most [`DRAWN_PERCENT`]. Otherwise the window has the exact part of each
-    /// process.
+    /// Whether a window names only one process, the one that ran at a random moment of the GPU's work. It
+    /// gets all of the GPU's work in the window, at most [`DRAWN_PERCENT`]. Otherwise the window has the
+    /// exact part of each process.
     pub draws: bool,
     /// Bytes that NVML reports as reserved for the driver, above what CUDA reports as the total.
     pub reserved: u64,
@@ -119,7 +121,8 @@ impl NodePhysics {
         least + part_of(spread, hash(number ^ 0x5eed))
     }
 
-    /// Returns the moment in window `number` for which a process is drawn, in nanoseconds from the window's begin.
+    /// Returns the moment in window `number` for which a process is drawn, in nanoseconds from the window's
+    /// begin.
     #[must_use]
     pub fn moment_of(&self, number: u64) -> u64 {
         part_of(self.period.load(Ordering::Relaxed), hash(number))

@@ -23,8 +23,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Finds the node by the variable [`VARIABLE`], otherwise by the container's directory, otherwise by the location
-    /// of the library that contains this code.
+    /// Finds the node by the variable [`VARIABLE`], otherwise by the container's directory, otherwise by the
+    /// location of the library that contains this code.
     #[must_use]
     pub fn find() -> Option<Self> {
         if let Some(folder) = std::env::var_os(VARIABLE) {
@@ -37,8 +37,8 @@ impl Place {
         library.ancestors().find_map(|folder| Self::beside(&folder.join("shared")))
     }
 
-    /// Returns the node with the shared directory `shared`. Its device nodes are in the sibling directory `dev` if
-    /// they are there, otherwise in `/dev`.
+    /// Returns the node with the shared directory `shared`. Its device nodes are in the sibling directory
+    /// `dev` if they are there, otherwise in `/dev`.
     fn beside(shared: &Path) -> Option<Self> {
         if !shared.join(STATE_FILE).exists() {
             return None;
@@ -47,8 +47,8 @@ impl Place {
         Some(Self { shared: shared.to_owned(), dev: own.unwrap_or_else(|| "/dev".into()) })
     }
 
-    /// Lists the indexes of the GPUs and MIG instances whose device nodes this process may open and which are not
-    /// excluded. Empty if the process may not open the control node `nvidiactl`.
+    /// Lists the indexes of the GPUs and MIG instances whose device nodes this process may open and which are
+    /// not excluded. Empty if the process may not open the control node `nvidiactl`.
     #[must_use]
     pub fn granted(&self, state: &State) -> Vec<usize> {
         if !self.opens("nvidiactl") {
@@ -73,9 +73,9 @@ impl Place {
         self.lets(OpenOptions::new().read(true), name)
     }
 
-    /// Whether the kernel lets this process open the device node `name`. If the device rules allow it but no real
-    /// driver serves the number, the kernel returns ENXIO. Device nodes outside /dev may lie on a file system mounted
-    /// `nodev`, which returns EACCES.
+    /// Whether the kernel lets this process open the device node `name`. If the device rules allow it but no
+    /// real driver serves the number, the kernel returns ENXIO. Device nodes outside /dev may lie on a file
+    /// system mounted `nodev`, which returns EACCES.
     fn lets(&self, options: &OpenOptions, name: &str) -> bool {
         match options.open(self.dev.join(name)) {
             Ok(_) => true,
@@ -88,9 +88,9 @@ impl Place {
     }
 }
 
-/// Lists the GPUs of `granted` that CUDA_VISIBLE_DEVICES (`variable`) selects, in its order. A name that matches no
-/// GPU ends the list. CUDA does not list a GPU in MIG mode, and a process sees one MIG instance: the first, before all
-/// whole GPUs (MIG user guide, "CUDA Device Enumeration").
+/// Lists the GPUs of `granted` that CUDA_VISIBLE_DEVICES (`variable`) selects, in its order. A name that
+/// matches no GPU ends the list. CUDA does not list a GPU in MIG mode, and a process sees one MIG instance:
+/// the first, before all whole GPUs (MIG user guide, "CUDA Device Enumeration").
 #[must_use]
 pub fn visible(state: &State, granted: &[usize], variable: Option<&str>) -> Vec<usize> {
     let is_instance = |index: &usize| state.gpus()[*index].card().is_some();

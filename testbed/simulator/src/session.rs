@@ -28,8 +28,8 @@ pub struct Reader {
     namespace: u64,
 }
 
-/// Distinguishes a process from all others. The random number of its program distinguishes it from an earlier process
-/// with the same pid, and from the program before an exec.
+/// Distinguishes a process from all others. The random number of its program distinguishes it from an earlier
+/// process with the same pid, and from the program before an exec.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
     pid: u32,
@@ -63,7 +63,8 @@ impl Identity {
 pub enum Life {
     /// No living process.
     Dead,
-    /// A process with this pid in our pid namespace; `None` if it has no pid there or the kernel refused to report it.
+    /// A process with this pid in our pid namespace; `None` if it has no pid there or the kernel refused to
+    /// report it.
     Alive(Option<u32>),
 }
 
@@ -93,7 +94,8 @@ impl Reader {
         self.state.sampling.namespace.load(Ordering::Relaxed) == self.namespace
     }
 
-    /// Records the pid of every process in the node's own pid namespace. Does nothing if this process is in another.
+    /// Records the pid of every process in the node's own pid namespace. Does nothing if this process is in
+    /// another.
     pub fn note_pids(&self) {
         if self.is_host() {
             for index in 0..self.state.used_slots() {
@@ -102,8 +104,8 @@ impl Reader {
         }
     }
 
-    /// Returns whether the owner of slot `index` is alive. Records its pid for readers in other pid namespaces, if
-    /// this process is in the node's own.
+    /// Returns whether the owner of slot `index` is alive. Records its pid for readers in other pid
+    /// namespaces, if this process is in the node's own.
     fn noted(&self, index: usize) -> Life {
         let slot = &self.state.slots[index];
         let generation = slot.generation.load(Ordering::Acquire);
@@ -117,8 +119,8 @@ impl Reader {
         life
     }
 
-    /// Returns the pid that NVML reports for the process of slot `index`; `None` if it is dead or no such pid is
-    /// known.
+    /// Returns the pid that NVML reports for the process of slot `index`; `None` if it is dead or no such pid
+    /// is known.
     #[must_use]
     pub fn told_pid(&self, index: usize) -> Option<u32> {
         let Life::Alive(pid) = self.noted(index) else { return None };
@@ -181,7 +183,8 @@ impl Session {
         let reader = Reader::open(shared)?;
         let state = reader.state;
         for (index, slot) in state.slots.iter().enumerate() {
-            // Another copy of this library in our process, as made by dlmopen, holds a lock that does not exclude us.
+            // Another copy of this library in our process, as made by dlmopen, holds a lock that does not
+            // exclude us.
             let ours = slot.live.load(Ordering::Acquire) != 0 && Identity::of(slot) == reader.identity;
             if ours || fcntl(&reader.locks, FcntlArg::F_SETLK(&byte(F_WRLCK, index))).is_err() {
                 continue;
@@ -233,8 +236,9 @@ impl Session {
         })
     }
 
-    /// Steers the process with this pid in the node's own pid namespace on the GPU of this index. This process must be
-    /// in that namespace too. Does nothing if the process has no slot. `slice` is as in [`timeline::steer`].
+    /// Steers the process with this pid in the node's own pid namespace on the GPU of this index. This
+    /// process must be in that namespace too. Does nothing if the process has no slot. `slice` is as in
+    /// [`timeline::steer`].
     pub fn steer(&self, gpu: usize, pid: u32, runs: bool, slice: u64) {
         let state = self.state();
         let Some(gpu) = state.gpus().get(gpu) else { return };
@@ -247,8 +251,8 @@ impl Session {
         }
     }
 
-    /// Lists the processes whose work began on the GPU of this index, and when, as [`timeline::began`] does, with
-    /// their pids in this process's namespace. Ended processes are left out.
+    /// Lists the processes whose work began on the GPU of this index, and when, as [`timeline::began`] does,
+    /// with their pids in this process's namespace. Ended processes are left out.
     #[must_use]
     pub fn began(&self, gpu: usize, from: u64) -> (Vec<(u32, Owner, u64)>, u64) {
         let Some(gpu) = self.state().gpus().get(gpu) else { return (Vec::new(), from) };
@@ -262,8 +266,8 @@ impl Session {
         (begun.into_iter().filter_map(|(owner, at)| Some((known(owner)?, owner, at))).collect(), next)
     }
 
-    /// Reclaims the memory of dead processes and their work that had not run. It records the pids of the others as
-    /// [`Reader::note_pids`] does, because each check of a slot costs a system call.
+    /// Reclaims the memory of dead processes and their work that had not run. It records the pids of the
+    /// others as [`Reader::note_pids`] does, because each check of a slot costs a system call.
     pub fn sweep(&self) {
         let state = self.state();
         for index in 0..state.used_slots() {
@@ -276,8 +280,8 @@ impl Session {
         }
     }
 
-    /// Reclaims the resources of the dead owner of slot `index`. Only the holder of the byte lock may clear a slot,
-    /// because a new process could have taken it since the check.
+    /// Reclaims the resources of the dead owner of slot `index`. Only the holder of the byte lock may clear a
+    /// slot, because a new process could have taken it since the check.
     fn reclaim(&self, index: usize) {
         let state = self.state();
         // Only one thread of this process at a time: byte locks do not exclude threads of one process.
@@ -303,8 +307,8 @@ impl Session {
         self.reader.remove_files(dead);
     }
 
-    /// Returns the bytes that `gpu` has left for this process, and the total, after reclaiming dead processes' memory.
-    /// A limit of its cgroup bounds both.
+    /// Returns the bytes that `gpu` has left for this process, and the total, after reclaiming dead
+    /// processes' memory. A limit of its cgroup bounds both.
     #[must_use]
     pub fn free_and_total(&self, gpu: &Gpu) -> (u64, u64) {
         self.sweep();

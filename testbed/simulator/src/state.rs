@@ -82,7 +82,8 @@ pub struct Cut {
 /// One process's work on a GPU that slices. Positions on the line are nanoseconds of GPU time.
 #[repr(C)]
 pub struct Line {
-    /// Generation of the slot that owns the work. A dead process's generation stays until the next owner queues work.
+    /// Generation of the slot that owns the work. A dead process's generation stays until the next owner
+    /// queues work.
     pub generation: AtomicU32,
     /// 1 while the process's channels are stopped.
     pub stopped: AtomicU32,
@@ -126,8 +127,8 @@ pub struct Turns {
     pub step: Step,
 }
 
-/// The changes that a piece of work makes, as values and not as differences, so that a step carried out twice has the
-/// effect of one. The next holder of the time lock finishes the step of a process that died.
+/// The changes that a piece of work makes, as values and not as differences, so that a step carried out twice
+/// has the effect of one. The next holder of the time lock finishes the step of a process that died.
 #[repr(C)]
 pub struct Step {
     /// Slot of the process that works.
@@ -177,7 +178,8 @@ pub struct Gpu {
     pub memory_lock: AtomicU64,
     /// Lock word that guards every field below it except `bytes`.
     pub time_lock: AtomicU64,
-    /// End of the last queued work, in nanoseconds of the device clock. Only used for the order of submission.
+    /// End of the last queued work, in nanoseconds of the device clock. Only used for the order of
+    /// submission.
     pub tail: AtomicU64,
     /// Number of runs ever written; a run's place in `runs` is its number modulo [`RUNS`].
     pub run_count: AtomicU64,
@@ -210,8 +212,8 @@ pub struct Slot {
     pub pid: AtomicU32,
     /// Owner's pid in the node's own pid namespace; 0 until a process there has seen the owner.
     pub host_pid: AtomicU32,
-    /// Random number that the kernel gave the owner's program at its start. It distinguishes a program from the one
-    /// before an exec.
+    /// Random number that the kernel gave the owner's program at its start. It distinguishes a program from
+    /// the one before an exec.
     pub image: AtomicU64,
     /// Id of the owner's cgroup of version 2; 0 if it is unknown.
     pub cgroup: AtomicU64,
@@ -247,8 +249,8 @@ pub struct State {
     pub driver: Text<32>,
     /// The physics that all GPUs of the node share.
     pub physics: NodePhysics,
-    /// Wall clock minus device clock when the node was made, in nanoseconds. NVML's time stamps use it, so they never
-    /// jump.
+    /// Wall clock minus device clock when the node was made, in nanoseconds. NVML's time stamps use it, so
+    /// they never jump.
     pub wall_offset: AtomicU64,
     /// NVML's reports about processes, and its rounding.
     pub sampling: Sampling,
@@ -266,8 +268,8 @@ const _: () =
     assert!(size_of::<Run>() == 32 && size_of::<Slot>() == 128 && size_of::<Gpu>().is_multiple_of(8));
 
 impl State {
-    /// Creates the state file and the slots' lock file in the directory `shared`, and maps the state. Everything in it
-    /// but the magic is zero.
+    /// Creates the state file and the slots' lock file in the directory `shared`, and maps the state.
+    /// Everything in it but the magic is zero.
     ///
     /// # Errors
     /// If a file cannot be created or mapped.
@@ -335,8 +337,8 @@ impl Gpu {
         std::array::from_fn(|index| self.uuid[index].load(Ordering::Relaxed))
     }
 
-    /// Returns the UUID as the driver prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for an
-    /// instance.
+    /// Returns the UUID as the driver prints it: `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` for
+    /// an instance.
     #[must_use]
     pub fn uuid_text(&self) -> String {
         let mut text = String::from(if self.card().is_some() { "MIG-" } else { "GPU-" });

@@ -1,7 +1,7 @@
 //! A GPU's time line: when the work of all processes runs, and how long each process kept the GPU busy.
 //!
-//! [`fifo`] is a GPU that works in the order of submission, [`slices`] one whose processes take turns. `runs` records
-//! the work of either; busy time is computed from it.
+//! [`fifo`] is a GPU that works in the order of submission, [`slices`] one whose processes take turns. `runs`
+//! records the work of either; busy time is computed from it.
 
 mod fifo;
 mod runs;
@@ -61,7 +61,8 @@ pub fn submit(gpu: &Gpu, session: &Session, length: u64, after: u64) -> Mark {
     Mark::End(fifo::submit(gpu, session.owner, length, after))
 }
 
-/// Queues a stamp of the moment at which the work queued so far has ended. `asked` is the process's list for this GPU.
+/// Queues a stamp of the moment at which the work queued so far has ended. `asked` is the process's list for
+/// this GPU.
 pub fn stamp(gpu: &Gpu, session: &Session, asked: &Asked, after: u64) -> Stamp {
     if in_turns(gpu) {
         let (place, moment) = asked.ask(gpu, session);
@@ -70,8 +71,8 @@ pub fn stamp(gpu: &Gpu, session: &Session, asked: &Asked, after: u64) -> Stamp {
     Stamp { mark: submit(gpu, session, 0, after), moment: None }
 }
 
-/// Runs or stops a process on a GPU that slices, and sets the length of its turns in nanoseconds; 0: the GPU's
-/// default.
+/// Runs or stops a process on a GPU that slices, and sets the length of its turns in nanoseconds; 0: the
+/// GPU's default.
 pub fn steer(gpu: &Gpu, session: &Session, owner: Owner, runs: bool, slice: u64) {
     if in_turns(gpu) {
         slices::steer(gpu, session, owner, runs, slice);
@@ -108,8 +109,8 @@ impl Mark {
         Self::Place(slices::Place { owner, position: third })
     }
 
-    /// Whether work that `session`'s process queues from now on follows this work without waiting for it: true on a
-    /// GPU that slices, for work of the same process.
+    /// Whether work that `session`'s process queues from now on follows this work without waiting for it:
+    /// true on a GPU that slices, for work of the same process.
     #[must_use]
     pub fn precedes(&self, session: &Session) -> bool {
         matches!(self, Self::Place(place) if place.owner == session.owner)
@@ -178,8 +179,8 @@ pub struct Busy {
     pub time: u64,
 }
 
-/// Lists the processes whose work began on `gpu`, and when, in order, starting with the run of number `from`. Also
-/// returns the number to pass next.
+/// Lists the processes whose work began on `gpu`, and when, in order, starting with the run of number `from`.
+/// Also returns the number to pass next.
 #[must_use]
 pub fn began(gpu: &Gpu, session: &Session, from: u64) -> (Vec<(Owner, u64)>, u64) {
     let _guard = session.lock(&gpu.time_lock);

@@ -329,7 +329,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Returns the stamps of two pairs of events around kernels of 5 and 3 ms that two processes submit at once.
+    /// Returns the stamps of two pairs of events around kernels of 5 and 3 ms that two processes submit at
+    /// once.
     fn pairs(discipline: Discipline) -> [[u64; 2]; 2] {
         let mut gpu = VirtualGpu::new(discipline, 2);
         let numbers = [5, 3].map(|length| length * MS);

@@ -1,4 +1,5 @@
-//! `watch`: records the host's pids of a node's processes, so that NVML can report them in another pid namespace.
+//! `watch`: records the host's pids of a node's processes, so that NVML can report them in another pid
+//! namespace.
 
 use std::time::Duration;
 

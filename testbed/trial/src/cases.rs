@@ -84,8 +84,8 @@ fn side_by_side(cores: [u32; 2]) -> Vec<Vec<Container>> {
     let pairs = LENGTHS.into_iter().flat_map(|one| LENGTHS.map(|other| [one, other]));
     pairs
         .flat_map(|lengths| {
-            // Shares that add up to 100 % need programs that always want more, so none of these waits for each short
-            // kernel.
+            // Shares that add up to 100 % need programs that always want more, so none of these waits for
+            // each short kernel.
             [0, 16].map(|synchronise| {
                 let container =
                     |at: usize| Container::fixed(cores[at], 1, Load::steady(lengths[at], synchronise));

@@ -68,7 +68,8 @@ impl Shape {
 }
 
 impl Load {
-    /// Creates launches of `length` nanoseconds ±10 %, with a synchronisation after every `synchronise` launches.
+    /// Creates launches of `length` nanoseconds ±10 %, with a synchronisation after every `synchronise`
+    /// launches.
     #[must_use]
     pub fn steady(length: u64, synchronise: u32) -> Self {
         Self {

@@ -22,8 +22,8 @@ pub struct Bounds {
 pub struct Figures {
     /// Mean use after the first second minus the share, in percentage points.
     pub mean: f64,
-    /// The largest difference from the share in any second after the first, in percentage points. Seconds begin every
-    /// 50 ms.
+    /// The largest difference from the share in any second after the first, in percentage points. Seconds
+    /// begin every 50 ms.
     pub worst: f64,
     /// Use in the first second, in percent of the share of a second.
     pub first: f64,
@@ -34,8 +34,8 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Computes the figures of a container with a share of `cores` percent that began at `begin` and used the GPU
-    /// according to `bins`.
+    /// Computes the figures of a container with a share of `cores` percent that began at `begin` and used the
+    /// GPU according to `bins`.
     pub(crate) fn new(bins: &[u64], begin: u64, end: u64, cores: u32) -> Self {
         let mut sums = vec![0u64];
         for index in 0..usize::try_from(end / BIN).unwrap_or(0) {

@@ -1,8 +1,8 @@
 //! Tests the compute share in virtual time: containers with their processes and a GPU share one clock.
 //!
-//! The limiter is the interception library's; the device is the simulator's. A run shows how far the GPU time of each
-//! container is from its share. The suite contains a negative control that must fail, a limiter that never learns.
-//! Without it the suite would prove nothing.
+//! The limiter is the interception library's; the device is the simulator's. A run shows how far the GPU time
+//! of each container is from its share. The suite contains a negative control that must fail, a limiter that
+//! never learns. Without it the suite would prove nothing.
 #![forbid(unsafe_code)]
 
 mod books;

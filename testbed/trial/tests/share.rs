@@ -29,8 +29,8 @@ fn cases_40_to_45_a_container_gets_its_share_whatever_it_launches() {
     }
 }
 
-/// Kernels that outlast a turn are measured too long, so a container that shares with busy ones falls short of its
-/// share. None exceeds it.
+/// Kernels that outlast a turn are measured too long, so a container that shares with busy ones falls short
+/// of its share. None exceeds it.
 #[test]
 fn in_turns_with_others_nobody_has_more_than_its_share_and_each_more_than_half_of_it() {
     for case in cases() {
@@ -45,8 +45,8 @@ fn in_turns_with_others_nobody_has_more_than_its_share_and_each_more_than_half_o
     }
 }
 
-/// The negative control. Without it the other tests would prove nothing: they could pass on a device on which every
-/// limiter looks right.
+/// The negative control. Without it the other tests would prove nothing: they could pass on a device on which
+/// every limiter looks right.
 #[test]
 fn a_limiter_that_learns_nothing_fails_by_far() {
     let container = Container::fixed(25, 1, Load::steady(10 * MILLISECOND, 0));
@@ -57,8 +57,8 @@ fn a_limiter_that_learns_nothing_fails_by_far() {
     assert!(learns.first < 110.0 && learns.mean < 2.0, "learns: {learns:?}");
 }
 
-/// Case 46: a container is refilled by wall time. A program that wants less than its share is not slowed down, and an
-/// idle one does not burst.
+/// Case 46: a container is refilled by wall time. A program that wants less than its share is not slowed
+/// down, and an idle one does not burst.
 #[test]
 fn case_46_a_program_that_wants_less_than_its_share_is_not_slowed() {
     // One kernel of 1 ms, then 4 ms of pause: about 20 %.

@@ -1,5 +1,5 @@
-//! Tests containers' shares of a card whose time supervisors enforce, in virtual time. Each case runs for ten seconds
-//! with each of three seeds. Shares are per cent of a container's work alone.
+//! Tests containers' shares of a card whose time supervisors enforce, in virtual time. Each case runs for ten
+//! seconds with each of three seeds. Shares are per cent of a container's work alone.
 
 use std::ops::RangeInclusive;
 
@@ -86,10 +86,12 @@ fn without_supervisors_the_card_shares_as_a_real_one_did() {
     }
 }
 
-/// Compares slices that were set by hand with measurements on an H200, in per cent of each program's work alone.
+/// Compares slices that were set by hand with measurements on an H200, in per cent of each program's work
+/// alone.
 ///
-/// No setting of the virtual card matches all rows. Left out are training at 6 and 14 ms, and inference and product at
-/// 0.6 and 1.4 ms. If an idle program kept the card for 20 us or more, the inference at 3 and 7 ms would take 3.9 ms.
+/// No setting of the virtual card matches all rows. Left out are training at 6 and 14 ms, and inference and
+/// product at 0.6 and 1.4 ms. If an idle program kept the card for 20 us or more, the inference at 3 and 7 ms
+/// would take 3.9 ms.
 #[test]
 fn the_card_shares_by_slices_as_a_real_one_did() {
     let training = Work::training();
@@ -161,8 +163,8 @@ fn fixed_shares_are_held_whatever_the_number_of_processes_and_channels() {
     }
 }
 
-/// A container whose programs keep RM busy at its stop pays its successor in the next windows. Windows that are
-/// shorter than such a call are not protected.
+/// A container whose programs keep RM busy at its stop pays its successor in the next windows. Windows that
+/// are shorter than such a call are not protected.
 #[test]
 fn delaying_ones_own_stop_gains_nothing_and_costs_others_little() {
     for millis in [1, 3, 7, 20] {
@@ -295,8 +297,8 @@ fn a_container_of_which_one_process_works_has_its_share() {
     assert!(blind.shares[0].mean < 20.0, "{}", line(&blind));
 }
 
-/// If the card keeps an idle group, a program that waits after each kernel gets its share. If not, the round becomes
-/// shorter, which costs switches.
+/// If the card keeps an idle group, a program that waits after each kernel gets its share. If not, the round
+/// becomes shorter, which costs switches.
 #[test]
 fn programs_that_wait_have_their_share_whether_the_card_waits_for_them_or_not() {
     for (one, two, least) in
@@ -333,13 +335,13 @@ fn latency(work: Work) -> Tenant {
     Tenant::new(Policy::Latency { share: 30 }, work)
 }
 
-/// A latency container gets fast answers while it shares the card with one or two busy containers. They get the time
-/// that it leaves. If the card waits for an idle group, the latency container has it for the whole time of a request,
-/// 44 per cent in a closed loop.
+/// A latency container gets fast answers while it shares the card with one or two busy containers. They get
+/// the time that it leaves. If the card waits for an idle group, the latency container has it for the whole
+/// time of a request, 44 per cent in a closed loop.
 #[test]
 fn a_latency_container_is_answered_as_if_it_were_alone() {
-    // By how many milliseconds the median and the 99th percentile may exceed those without other containers, and the
-    // least share of the others.
+    // By how many milliseconds the median and the 99th percentile may exceed those without other containers,
+    // and the least share of the others.
     let closed = (Work::closed_loop(), 0.5, 1.0);
     let by_chance = (Work::arrivals(), 0.9, 1.5);
     for (holds, (work, p50, p99), least) in

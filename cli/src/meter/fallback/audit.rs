@@ -12,16 +12,16 @@ use crate::meter::account::Held;
 /// at different instants.
 const LOOKS: u32 = 3;
 
-/// GPU time beyond a share that is never reported, in nanoseconds, in addition to sampling noise. A running kernel is
-/// never cut off; its container waits afterwards.
+/// GPU time beyond a share that is never reported, in nanoseconds, in addition to sampling noise. A running
+/// kernel is never cut off; its container waits afterwards.
 const MOST_EXCESS: u64 = 1_500_000_000;
 
-/// Tolerance in percent of the earned time. The libraries time kernels and cannot see their own error: training had 34.5
-/// of 30 % on an H200, and kernels of 200 ms had 36.8 of 30 % on a simulated one.
+/// Tolerance in percent of the earned time. The libraries time kernels and cannot see their own error:
+/// training had 34.5 of 30 % on an H200, and kernels of 200 ms had 36.8 of 30 % on a simulated one.
 const TOLERANCE: u64 = 25;
 
-/// Length of one driver sample, in nanoseconds. While several programs work, a sample attributes all of it to one of
-/// them: of 16 samples, an H200 gave 6 and 10 to two equally busy programs.
+/// Length of one driver sample, in nanoseconds. While several programs work, a sample attributes all of it to
+/// one of them: of 16 samples, an H200 gave 6 and 10 to two equally busy programs.
 const SAMPLE: u128 = 200_000_000;
 
 /// Number of standard deviations that count as noise. One honest container in a thousand million exceeds six.
@@ -38,7 +38,8 @@ struct Excess {
 }
 
 impl Excess {
-    /// The part that sampling noise explains. Each sample is all or nothing; a share of one half has the largest variance.
+    /// The part that sampling noise explains. Each sample is all or nothing; a share of one half has the
+    /// largest variance.
     fn noise(&self) -> u64 {
         let length = u128::from(self.at.saturating_sub(self.since));
         let deviation = u64::try_from((length * SAMPLE / 4).isqrt()).unwrap_or(u64::MAX);
@@ -57,7 +58,8 @@ fn most_percent(lease: &Lease, line: usize) -> Option<u8> {
     .filter(|percent| *percent < 100)
 }
 
-/// How many looks in a row must fail to read the books: those of a container that is being created come in steps.
+/// How many looks in a row must fail to read the books: those of a container that is being created come in
+/// steps.
 const UNREAD_LOOKS: u32 = 2;
 
 /// What earlier looks found.
@@ -74,8 +76,8 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Whether the books of one line have been unreadable for long enough, after a look that `fails` to read them or
-    /// does not.
+    /// Whether the books of one line have been unreadable for long enough, after a look that `fails` to read
+    /// them or does not.
     pub fn is_unread(&mut self, lease: i64, line: usize, fails: bool) -> bool {
         let looks = self.unread.entry((lease, line)).or_default();
         *looks = if fails { looks.saturating_add(1) } else { 0 };
@@ -111,15 +113,17 @@ impl Audit {
         if *looks < LOOKS { 0 } else { bytes }
     }
 
-    /// Whether the memory of one line, as the last comparison found it, is beyond the limit and not only beyond the
-    /// books. A process that ended without freeing its memory, while a child keeps its files, is only beyond the books.
+    /// Whether the memory of one line, as the last comparison found it, is beyond the limit and not only
+    /// beyond the books. A process that ended without freeing its memory, while a child keeps its files, is
+    /// only beyond the books.
     pub fn is_beyond_limit(&self, lease: i64, line: usize, held: &Held, tolerance: DeviceMemory) -> bool {
         let allowed = self.allowed.get(&(lease, line)).copied().unwrap_or(0);
         held.bytes.saturating_sub(allowed) > slack(held, DeviceMemory::from_bytes(allowed), tolerance)
     }
 
-    /// Returns the GPU time beyond the share of one line, in nanoseconds, once a running kernel and sampling noise do not
-    /// explain it. `used` is the container's total GPU time until `now`; both are in nanoseconds.
+    /// Returns the GPU time beyond the share of one line, in nanoseconds, once a running kernel and sampling
+    /// noise do not explain it. `used` is the container's total GPU time until `now`; both are in
+    /// nanoseconds.
     pub fn excess(&mut self, lease: &Lease, line: usize, used: u64, now: u64) -> Option<u64> {
         let percent = most_percent(lease, line)?;
         let begin = Excess { used, at: now, nanoseconds: 0, since: now };
@@ -253,8 +257,8 @@ mod tests {
         Lease { enforcement: Enforcement::Intercepted, compute_policy: ComputePolicy::Fixed, ..lease }
     }
 
-    /// Returns the second in which a container with this share is reported that uses `per_mille` of the GPU while its
-    /// neighbours are busy; `None` if that takes more than a day. Each sample names one process.
+    /// Returns the second in which a container with this share is reported that uses `per_mille` of the GPU
+    /// while its neighbours are busy; `None` if that takes more than a day. Each sample names one process.
     fn reported_after(percent: u8, per_mille: u64, seed: u64) -> Option<u64> {
         const DAY: u64 = 86_400 * 5;
         let (lease, mut audit) = (fixed(percent), Audit::default());

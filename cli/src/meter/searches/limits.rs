@@ -121,7 +121,8 @@ impl Limited {
         (seen.looks >= LOOKS || are_several).then(|| (Kind::Unlimited, text.to_owned()))
     }
 
-    /// Forgets what was seen long ago, and of this lease what the last look did not see. Call it before each look.
+    /// Forgets what was seen long ago, and of this lease what the last look did not see. Call it before each
+    /// look.
     pub(super) fn forget(&mut self, lease: i64) {
         self.known.retain(|_, (_, seen)| seen.elapsed() < TRUSTED);
         self.of_lease.retain(|id, (_, is_seen)| *id != lease || std::mem::take(is_seen));

@@ -88,7 +88,8 @@ fn work_that_never_ends_holds_launches_up_once_and_not_for_ever() {
     let (pair, waited) = bench.admit(KERNEL, |_, _| Timing::Running);
     bench.limiter.launched(pair, Some(0));
     assert!((PATIENCE..PATIENCE + 20 * MILLISECOND).contains(&waited), "{waited} ns");
-    // The second launch is waited for once more. After that, launches in a running stream wait only for the share.
+    // The second launch is waited for once more. After that, launches in a running stream wait only for the
+    // share.
     let mut total = 0;
     for _ in 0..200 {
         let (pair, waited) =

@@ -28,17 +28,18 @@ struct AllocNode {
     spare: [u64; 8],
 }
 
-/// Not 0 once a graph with a memory node has been instantiated. While it is 0, launches cost nothing here. A forked
-/// child keeps the value, which only makes its launches ask.
+/// Not 0 once a graph with a memory node has been instantiated. While it is 0, launches cost nothing here. A
+/// forked child keeps the value, which only makes its launches ask.
 pub(in super::super) static MEMORY_NODES: AtomicU32 = AtomicU32::new(0);
 
-/// The memory that an executable graph needs on each line of the limits file, in bytes, and the device of that line.
+/// The memory that an executable graph needs on each line of the limits file, in bytes, and the device of
+/// that line.
 #[derive(Default)]
 pub(super) struct Needs([(u64, Device); MAX_DEVICES]);
 
 impl Needs {
-    /// The memory nodes of `graph`. `None`: a node cannot be read or is on a GPU that is not granted, or the kernel
-    /// provided no memory.
+    /// The memory nodes of `graph`. `None`: a node cannot be read or is on a GPU that is not granted, or the
+    /// kernel provided no memory.
     pub(super) fn of(here: Here, graph: Graph) -> Option<Self> {
         let mut needs = Self::default();
         add_needs(here, graph, &mut needs, DEPTH).then_some(needs)

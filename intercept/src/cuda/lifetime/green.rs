@@ -1,6 +1,6 @@
-//! Green contexts: parts of a GPU's processors, each with its own handle. A green context keeps the primary context of
-//! its device alive. A second handle makes it current and also identifies its streams (CUDA driver API, green
-//! contexts).
+//! Green contexts: parts of a GPU's processors, each with its own handle. A green context keeps the primary
+//! context of its device alive. A second handle makes it current and also identifies its streams (CUDA driver
+//! API, green contexts).
 
 use core::ffi::c_void;
 use core::sync::atomic::Ordering;
@@ -20,8 +20,8 @@ fn convert(here: Here, green: Context, context: Context) {
     }
 }
 
-/// Enters both handles of a new green context: the program can put work into its streams without requesting the second
-/// one.
+/// Enters both handles of a new green context: the program can put work into its streams without requesting
+/// the second one.
 fn made(here: Here, green: Context) {
     let mut context = 0;
     // SAFETY: just created; the driver writes one handle.

@@ -28,8 +28,8 @@ impl Request {
     }
 }
 
-/// The place of the pool that a request uses; `None` if there is no place left. `Err`: the driver does not know the
-/// pool, and its own answer will say so.
+/// The place of the pool that a request uses; `None` if there is no place left. `Err`: the driver does not
+/// know the pool, and its own answer will say so.
 fn pool_of(here: Here, request: &Request) -> Result<Option<usize>, ()> {
     let Some(pool) = request.pool else {
         let (pool, line) = pool_of_stream(here, request.stream).ok_or(())?;
@@ -81,8 +81,8 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
     let growth = charged(request.bytes).checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
     let mut charge = Charge::take_once(here, known.device, growth);
     if charge.is_none() {
-        // Try this before the charge that makes all families release unused memory, which would remove the pools' own
-        // room. SAFETY: the caller guarantees this.
+        // Try this before the charge that makes all families release unused memory, which would remove the
+        // pools' own room. SAFETY: the caller guarantees this.
         if let Some(status) = unsafe { allocate_from_room(here, request, source, pointer, &call) } {
             return status;
         }
@@ -104,8 +104,8 @@ unsafe fn allocate(request: &Request, pointer: *mut u64, call: impl Fn() -> Stat
     }
 }
 
-/// Allocates without a charge, from memory that the pool has reserved (and is charged for) and does not use. `None`:
-/// it is too little or fragmented.
+/// Allocates without a charge, from memory that the pool has reserved (and is charged for) and does not use.
+/// `None`: it is too little or fragmented.
 ///
 /// # Safety
 /// Same as [`allocate`].
@@ -215,8 +215,8 @@ fn has_room(pool: Pool, bytes: u64) -> bool {
     matches!((reserved, used), (Ok(reserved), Ok(used)) if reserved.saturating_sub(used) >= bytes)
 }
 
-/// Whether a pool has grown above `before`, its earlier charge, so that the container is over its limit. No growth was
-/// charged.
+/// Whether a pool has grown above `before`, its earlier charge, so that the container is over its limit. No
+/// growth was charged.
 fn has_grown_too_much(here: Here, at: usize, before: u64) -> bool {
     let Some(now) = list(here).get(at).copied() else { return false };
     let line = usize::from(now.device);

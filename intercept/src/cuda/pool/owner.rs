@@ -6,7 +6,8 @@ use super::super::{Device, Here, Pool, SUCCESS, Stream, UNLISTED, each_device, l
 
 const POOL_OF_POINTER: i32 = 17; // CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
 
-/// The device whose pool an allocation on `stream` uses: the device of the stream, not of the thread's context.
+/// The device whose pool an allocation on `stream` uses: the device of the stream, not of the thread's
+/// context.
 fn device_of_stream(stream: Stream) -> Option<Device> {
     let owner = if is_default(stream) { None } else { owner(stream) };
     match owner.filter(|owner| current_handle() != Some(*owner)) {

@@ -1,5 +1,5 @@
-//! Physical objects by our number, and the handles that refer to them. An object is charged as long as anything refers
-//! to it.
+//! Physical objects by our number, and the handles that refer to them. An object is charged as long as
+//! anything refers to it.
 
 use super::super::Here;
 use super::super::charge::release;
@@ -25,8 +25,8 @@ pub(super) fn object_of_handle(here: Here, handle: u64) -> Option<u64> {
     here.state.table.get(Kind::Handle, handle).map(|entry| entry.extra)
 }
 
-/// Counts a handle that the driver gave for memory that already has a handle. `object` finds the memory if the handle
-/// is new.
+/// Counts a handle that the driver gave for memory that already has a handle. `object` finds the memory if
+/// the handle is new.
 pub(super) fn retain(here: Here, handle: u64, object: impl FnOnce() -> Option<u64>) {
     let known = here.state.table.change(Kind::Handle, handle, |entry| {
         entry.size += 1;

@@ -1,5 +1,5 @@
-//! Physical memory that leaves the process and may come back to it. An exported descriptor keeps the memory alive
-//! while it is open, and importing it in this process adds another handle for the same memory.
+//! Physical memory that leaves the process and may come back to it. An exported descriptor keeps the memory
+//! alive while it is open, and importing it in this process adds another handle for the same memory.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -34,8 +34,8 @@ struct Export {
 }
 
 impl Export {
-    /// Whether the descriptor is still open on the exported memory. Another export with the same number is recognised
-    /// only if the driver gives each export its own inode.
+    /// Whether the descriptor is still open on the exported memory. Another export with the same number is
+    /// recognised only if the driver gives each export its own inode.
     fn is_open(&self) -> bool {
         let same = |id: FileId| (id.device, id.inode) == (self.device, self.inode);
         sys::file_id(self.descriptor).is_ok_and(same)

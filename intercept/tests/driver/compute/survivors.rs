@@ -12,16 +12,16 @@ use crate::views::shared_word;
 struct Seen {
     /// Its share, in percent of the GPU.
     share: f64,
-    /// How many of its launches were blocked for more than ten milliseconds, and the longest of all. Waiting for a
-    /// processor does not count.
+    /// How many of its launches were blocked for more than ten milliseconds, and the longest of all. Waiting
+    /// for a processor does not count.
     late: u32,
     longest: Duration,
     /// The longest time for which the machine itself stood still.
     stall: Duration,
 }
 
-/// Runs a process that launches for three seconds while others start and are killed. All of them `pause` after each
-/// kernel of a millisecond.
+/// Runs a process that launches for three seconds while others start and are killed. All of them `pause`
+/// after each kernel of a millisecond.
 fn beside_the_killed(pause: Duration) -> Seen {
     let (late, longest, stall) = (shared_word(), shared_word(), shared_word());
     let survivor = |_| {
@@ -83,13 +83,13 @@ fn cases_24_39_killed_processes_neither_block_nor_free_the_others() {
     if !inside("compute::survivors::cases_24_39_killed_processes_neither_block_nor_free_the_others", &share) {
         return;
     }
-    // While the share suffices for all, a launch can only be delayed by one of about fifty kills, or by a machine that
-    // stands still.
+    // While the share suffices for all, a launch can only be delayed by one of about fifty kills, or by a
+    // machine that stands still.
     let Seen { share, late, longest, .. } = beside_the_killed(6 * MILLISECOND);
     assert!(share > 10.0 && late < 5 && longest < SECOND, "{share:.1} %, {late} late, one for {longest:?}");
-    // Otherwise a launch also waits for its turn: the work that the others drew and queued has to be earned first. A
-    // machine that stands still for a moment lets them queue more. The share shows that the process still makes
-    // progress.
+    // Otherwise a launch also waits for its turn: the work that the others drew and queued has to be earned
+    // first. A machine that stands still for a moment lets them queue more. The share shows that the process
+    // still makes progress.
     let Seen { share, longest, stall, .. } = beside_the_killed(Duration::ZERO);
     let blocked = longest.saturating_sub(stall);
     assert!((15.0..53.0).contains(&share) && blocked < SECOND, "{share:.1} %, blocked for {blocked:?}");

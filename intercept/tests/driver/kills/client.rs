@@ -1,5 +1,5 @@
-//! A program that contains the hooks, so that the test can watch the calls between hooks and driver, and can time the
-//! program's calls.
+//! A program that contains the hooks, so that the test can watch the calls between hooks and driver, and can
+//! time the program's calls.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
@@ -14,8 +14,8 @@ use crate::OUT_OF_MEMORY;
 use crate::client::{Library, call, call_long, out};
 use crate::processes::Schedule;
 
-/// How often to retry a call that the driver refuses, once there are dead processes. While one process releases their
-/// memory, the simulated driver refuses others for some microseconds.
+/// How often to retry a call that the driver refuses, once there are dead processes. While one process
+/// releases their memory, the simulated driver refuses others for some microseconds.
 const PATIENCE: u32 = 10;
 
 /// The driver's functions that allocate, and their addresses.

@@ -9,8 +9,8 @@ pub type Held = Vec<(&'static str, Vec<usize>)>;
 /// The number of ways.
 pub const WAYS: u64 = 9;
 
-/// Allocates `mib`, an even number, in one of nine ways. Returns the calls that free it. `Err`: the driver's status,
-/// and the calls that free anything allocated before the error.
+/// Allocates `mib`, an even number, in one of nine ways. Returns the calls that free it. `Err`: the driver's
+/// status, and the calls that free anything allocated before the error.
 pub fn allocate(cuda: &Client, way: u64, mib: u64) -> Result<Held, (i32, Held)> {
     let (mut place, size) = (0usize, bytes(mib));
     let (name, status, free) = match way {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
-/// A helper process, not a test of its own: it makes and ends leases without pause, and prints each step before and
-/// after. It stops after `QUOTA_KILL_MOST` leases, if that is set.
+/// A helper process, not a test of its own: it makes and ends leases without pause, and prints each step
+/// before and after. It stops after `QUOTA_KILL_MOST` leases, if that is set.
 #[test]
 fn helper_process_reserves_and_releases() {
     let (Ok(state), Ok(name)) = (std::env::var("QUOTA_KILL_STATE"), std::env::var("QUOTA_KILL_NAME")) else {
@@ -231,8 +231,8 @@ fn who_reads_beside_writers_sees_whole_states() {
     });
 }
 
-/// The first file is long, the second one is still short, and the disk is full: the next text is shorter than the
-/// first and longer than the second.
+/// The first file is long, the second one is still short, and the disk is full: the next text is shorter than
+/// the first and longer than the second.
 #[test]
 #[ignore = "needs root: mounts a small file system"]
 fn on_a_full_disk_a_short_lease_ends_beside_a_long_one() {

@@ -165,8 +165,8 @@ fn the_sweep_takes_the_dead_of_a_pod_and_spares_the_others() {
     assert_eq!(swept, [Swept { lease: dead.id, key: key("dead"), left: Release::Left }]);
     assert_eq!((alive.id, held(&store)), (dead.id, 4));
     assert_eq!(ids(&store.lease(&key("alive")).unwrap().unwrap()), ["alive"]);
-    // Dead members are swept before an engine recreates the same container, and before another request of the pod is
-    // refused.
+    // Dead members are swept before an engine recreates the same container, and before another request of the
+    // pod is refused.
     keep_in(&store, Some(&pod), &member("again", &gone()), &asked).unwrap();
     assert_eq!(join(&store, "again", "pod").unwrap().id, dead.id);
     for container in ["alive", "again"] {
@@ -270,8 +270,8 @@ fn an_ephemeral_container_joins_the_share_of_its_target_and_no_other() {
     let early = grant("early", &joining("pod", of(&init)), &["GPUSHARE_MEMORY=1GiB"]);
     assert_ne!(early.id, target.id, "a container that is being created is no target yet");
     assert!(store.activate(target.id, &key("target"), &init).unwrap());
-    // The holder of `inside` is not the first process of its namespace, as in a pod whose containers share a pid
-    // namespace.
+    // The holder of `inside` is not the first process of its namespace, as in a pod whose containers share a
+    // pid namespace.
     let inside = grant("inside", &pod("sharing"), &["GPUSHARE_MEMORY=1GiB"]);
     assert!(store.activate(inside.id, &key("inside"), &child).unwrap());
 

@@ -1,10 +1,10 @@
-//! Reads the note of HAMi's or Volcano's scheduler on the pod: `UUID,TYPE,MEMORY,PERCENT:` for each GPU, `;` after
-//! each container (HAMi pkg/device/devices.go; Volcano pkg/scheduler/api/devices/nvidia/vgpu).
+//! Reads the note of HAMi's or Volcano's scheduler on the pod: `UUID,TYPE,MEMORY,PERCENT:` for each GPU, `;`
+//! after each container (HAMi pkg/device/devices.go; Volcano pkg/scheduler/api/devices/nvidia/vgpu).
 //!
-//! The entries follow the order of the pod's containers, and a bundle does not show its container's place. An entry
-//! belongs to this container if it is the only one with exactly the container's GPUs. Otherwise the note is a limit:
-//! no container of the pod has a GPU outside all entries, or more of a GPU than the largest entry.
-//! `hami.io/vgpu-devices-to-allocate` is not read: it is emptied before a container starts.
+//! The entries follow the order of the pod's containers, and a bundle does not show its container's place. An
+//! entry belongs to this container if it is the only one with exactly the container's GPUs. Otherwise the
+//! note is a limit: no container of the pod has a GPU outside all entries, or more of a GPU than the largest
+//! entry. `hami.io/vgpu-devices-to-allocate` is not read: it is emptied before a container starts.
 
 use gpushare_inventory::{DeviceMemory, Gpu};
 

@@ -10,8 +10,8 @@ use gpushare_claims::{Amount, Cap, Claim, MemoryRequest, NodeGpus, RequestError,
 /// The plugin's annotation with what it gave, and the scheduler's with what it planned.
 const KEYS: [&str; 2] = ["nvidia.com/real-allocated", "nvidia.com/pre-allocated"];
 
-/// The entries of this container, `INDEX_UUID_CORES_MIB,…` and the closing bracket. The plan counts only if the
-/// plugin's annotation has no entry of the same rank.
+/// The entries of this container, `INDEX_UUID_CORES_MIB,…` and the closing bracket. The plan counts only if
+/// the plugin's annotation has no entry of the same rank.
 pub(super) fn entries<'a>(words: &Words<'a>) -> Vec<(Word<'a>, &'a str)> {
     let name = words.container.name_in_pod();
     let ours = |entry: &'a str| entry.trim().strip_prefix(name?)?.strip_prefix('[');

@@ -301,8 +301,8 @@ fn work(client: &Client, starts: bool) -> Result<()> {
     Ok(())
 }
 
-/// Changes host memory into device memory from another thread while the supervisor checks the call. Returns how many
-/// calls made device memory.
+/// Changes host memory into device memory from another thread while the supervisor checks the call. Returns
+/// how many calls made device memory.
 fn race(client: &Client, piece: u64, pieces: u32) -> u64 {
     let mut parameters = memory_parameters(client.era, piece);
     let mut structure = vec![0; client.era.long];
@@ -317,8 +317,8 @@ fn race(client: &Client, piece: u64, pieces: u32) -> u64 {
             let class = std::ptr::with_exposed_provenance_mut::<u32>(address + alloc::CLASS);
             while !stop.load(Ordering::Relaxed) {
                 for value in [0x40, 0x3e] {
-                    // SAFETY: the word is in a buffer that outlives this thread. The race is intended, and the only
-                    // other reader is the kernel.
+                    // SAFETY: the word is in a buffer that outlives this thread. The race is intended, and
+                    // the only other reader is the kernel.
                     unsafe { class.write_volatile(value) };
                     for _ in 0..30 {
                         std::hint::spin_loop();

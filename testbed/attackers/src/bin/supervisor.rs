@@ -1,5 +1,5 @@
-//! The supervisor for simulated nodes. If such a node has a directory `shared/manager` next to `dev`, RM's files are
-//! there, because `dev` contains device nodes without a driver.
+//! The supervisor for simulated nodes. If such a node has a directory `shared/manager` next to `dev`, RM's
+//! files are there, because `dev` contains device nodes without a driver.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Tests containers whose compute share a supervisor enforces, through the shipped wrapper, on a simulated card that
-//! obeys RM.
+//! Tests containers whose compute share a supervisor enforces, through the shipped wrapper, on a simulated
+//! card that obeys RM.
 
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,8 @@ fn done(node: &Node, container: &Container) -> f64 {
     rate().unwrap_or(0.0) * 100.0 / ALONE
 }
 
-/// Runs these containers at the same time until each gets its expected share within this many points. Other tests may
-/// keep the machine from waking threads in time.
+/// Runs these containers at the same time until each gets its expected share within this many points. Other
+/// tests may keep the machine from waking threads in time.
 fn expect(node: &Node, runtime: &Runtime, wanted: &[(&str, &str, f64)], within: f64) {
     let mut seen = Vec::new();
     for _ in 0..4 {
@@ -183,8 +183,8 @@ fn gpu_time_is_that_of_the_cards_own_record() {
     let times = || bundles.each_ref().map(|bundle| told(&runtime, bundle.id()));
     let all_work = || times().iter().all(|(time, by)| *time > 1_000_000_000 && by == "record");
     node.eventually("all work, and the record says so", all_work);
-    // Compare with the schedule: two windows, and a third container that gets the rest. On a busy machine supervisors
-    // wake up late, and the schedule does not hold.
+    // Compare with the schedule: two windows, and a third container that gets the rest. On a busy machine
+    // supervisors wake up late, and the schedule does not hold.
     let (mut seen, limit) = (Vec::new(), Instant::now() + Duration::from_secs(90));
     while Instant::now() < limit {
         let (before, begun) = (times(), Instant::now());

@@ -1,5 +1,5 @@
-//! Tests container engines that run on their own files with gpushare's wrapper: an attacker in each engine's container
-//! gets its share.
+//! Tests container engines that run on their own files with gpushare's wrapper: an attacker in each engine's
+//! container gets its share.
 
 use std::path::Path;
 use std::process::Command;

@@ -238,7 +238,8 @@ fn what_no_supervisor_can_hold_is_refused_or_left_to_the_libraries() {
     }
 }
 
-/// Killing both processes of a supervisor takes the GPU's memory from its container, and every tool reports it.
+/// Killing both processes of a supervisor takes the GPU's memory from its container, and every tool reports
+/// it.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_supervisor_that_has_ended_is_told() {
@@ -267,8 +268,8 @@ fn a_supervisor_that_has_ended_is_told() {
     drop(container);
 }
 
-/// A container without a share calls the driver through a file that was passed to it. If bystanders are denied, its
-/// calls fail. A container that may open GPUs continues as before.
+/// A container without a share calls the driver through a file that was passed to it. If bystanders are
+/// denied, its calls fail. A container that may open GPUs continues as before.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_bystander_calls_no_driver_where_bystanders_are_denied() {
@@ -315,8 +316,8 @@ fn client(container: &Container, sizes: &[&str]) -> Report {
     Report::parse(&container.exec(&words).expect_success("the CUDA client in the container").stdout)
 }
 
-/// The driver's library makes RM's calls, so the supervisor counts its memory: contexts to the byte, and allocations
-/// until the share is full.
+/// The driver's library makes RM's calls, so the supervisor counts its memory: contexts to the byte, and
+/// allocations until the share is full.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn ordinary_programs_use_their_share_to_the_last_mebibytes() {
@@ -362,8 +363,8 @@ fn ordinary_programs_use_their_share_to_the_last_mebibytes() {
     }
 }
 
-/// RM does not count managed memory, and so no supervisor does. The library counts it in addition to the supervisor's
-/// charges.
+/// RM does not count managed memory, and so no supervisor does. The library counts it in addition to the
+/// supervisor's charges.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn managed_memory_and_what_a_supervisor_holds_share_one_limit() {
@@ -517,7 +518,8 @@ fn a_share_without_a_supervisor_says_why() {
     assert!(described.contains("held by    library") && described.contains(why), "{described}");
 }
 
-/// A pod's containers share one budget, and memory that one of them held when it ended becomes available again.
+/// A pod's containers share one budget, and memory that one of them held when it ended becomes available
+/// again.
 #[test]
 #[ignore = "needs root, runc and crun: runs containers"]
 fn a_pods_containers_share_one_budget_for_as_long_as_it_lives() {
@@ -538,7 +540,8 @@ fn a_pods_containers_share_one_budget_for_as_long_as_it_lives() {
     let all = format!("{ATTACKER} {FILES} long --pieces 40 --driver {} </dev/null", driver_version());
     let rest = || staying.exec(&["/bin/sh", "-c", &all]).stdout;
     for _ in 0..2 {
-        // The memory of an ended process stays charged until its own supervisor's next check, within a second.
+        // The memory of an ended process stays charged until its own supervisor's next check, within a
+        // second.
         node.eventually("the pod's half can be had", || {
             let going = runtime.run(&goes);
             if said(&node, &going) != "got 8 pieces: limit of pieces\n" {

@@ -1,4 +1,5 @@
-//! Tests that compute shares recover from kills of supervisors, programs and the meter, without false reports.
+//! Tests that compute shares recover from kills of supervisors, programs and the meter, without false
+//! reports.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -40,7 +41,8 @@ fn channels(node: &Node, pids: &[i32]) -> Option<[u64; 2]> {
     pids.iter().find_map(of)
 }
 
-/// Returns the per cent of half a second in which each container's channel ran; `None` if one of them has no channel.
+/// Returns the per cent of half a second in which each container's channel ran; `None` if one of them has no
+/// channel.
 fn parts<const N: usize>(node: &Node, containers: [&Container; N]) -> Option<[u64; N]> {
     let all = containers.map(programs);
     let look = || all.each_ref().map(|pids| channels(node, pids));

@@ -86,8 +86,8 @@ impl Node {
         self.started(around, words)
     }
 
-    /// Returns a shell under the filter that runs `script`, in which `$ATTACK MODE` runs an attacker. All of its
-    /// processes are under one filter, so the supervisor stays while the shell lives.
+    /// Returns a shell under the filter that runs `script`, in which `$ATTACK MODE` runs an attacker. All of
+    /// its processes are under one filter, so the supervisor stays while the shell lives.
     pub fn shell(&self, script: &str) -> Command {
         let attack = format!("{} {}", env!("CARGO_BIN_EXE_attacker"), self.place.dev().display());
         let mut around = Command::new(env!("CARGO_BIN_EXE_around"));

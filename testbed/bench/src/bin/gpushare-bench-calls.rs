@@ -1,6 +1,7 @@
-//! Times system calls, alone or under a supervisor's filter: `gpushare-bench-calls FOLDER CALL [SOCKET]`. FOLDER
-//! contains a resource manager's files. If SOCKET is `-`, calls are reported to a thread that lets each through at
-//! once, which measures the kernel's part. It prints the picoseconds of a call, one line for each round.
+//! Times system calls, alone or under a supervisor's filter: `gpushare-bench-calls FOLDER CALL [SOCKET]`.
+//! FOLDER contains a resource manager's files. If SOCKET is `-`, calls are reported to a thread that lets
+//! each through at once, which measures the kernel's part. It prints the picoseconds of a call, one line for
+//! each round.
 #![forbid(unsafe_code)]
 
 use std::env;

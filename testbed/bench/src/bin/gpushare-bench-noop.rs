@@ -1,8 +1,8 @@
 //! A low-level runtime that does nothing and succeeds, so that only the wrapper's own cost remains.
 //!
-//! Called as `--peak PROGRAM ARGS...` it runs the program and prints the peak of its resident memory in KiB. A small
-//! program must do that, because until its execve a child counts the pages of its parent. Called as `--become PROGRAM`
-//! it runs execve on the program at once, which is the least that any wrapper can cost.
+//! Called as `--peak PROGRAM ARGS...` it runs the program and prints the peak of its resident memory in KiB.
+//! A small program must do that, because until its execve a child counts the pages of its parent. Called as
+//! `--become PROGRAM` it runs execve on the program at once, which is the least that any wrapper can cost.
 #![forbid(unsafe_code)]
 
 use std::env;

@@ -113,8 +113,8 @@ fn alone(told: &str) -> Result<i64> {
     Ok(Sample::new(rounds.collect::<Result<_>>()?)?.median())
 }
 
-/// Returns the nanoseconds that a peer adds. A peer is loaded into its whole process, so the bare driver is timed in
-/// separate processes.
+/// Returns the nanoseconds that a peer adds. A peer is loaded into its whole process, so the bare driver is
+/// timed in separate processes.
 fn peer_cell(peer: &OnHost, bare: &OnHost, words: &[&str]) -> Result<String> {
     let words = [&["cost"], words].concat();
     let turn = |_| Ok(alone(&peer.run(&words)?)? - alone(&bare.run(&words)?)?);
@@ -122,8 +122,8 @@ fn peer_cell(peer: &OnHost, bare: &OnHost, words: &[&str]) -> Result<String> {
     Ok(format!("{} ns", crate::measure::added(added.median())))
 }
 
-/// Measures the time of dlsym in processes with the library, minus that in others. dlsym is not hooked, so one process
-/// has nothing to pair.
+/// Measures the time of dlsym in processes with the library, minus that in others. dlsym is not hooked, so
+/// one process has nothing to pair.
 fn lookup(container: &Container<'_>, bare: &OnHost, peer: Option<&OnHost>) -> Result<Row> {
     let words = ["cost", "lookup", "--rounds", "51", "--calls", "5000"];
     let mut added = Vec::new();
@@ -135,8 +135,8 @@ fn lookup(container: &Container<'_>, bare: &OnHost, peer: Option<&OnHost>) -> Re
     let peer = peer.map(|peer| peer_cell(peer, bare, &words[1..])).transpose()?;
     let added = Sample::new(added)?;
     let row = Row::added("dlsym of a function of another library", &added).peer(peer);
-    // Two processes always differ by some nanoseconds, so 2 ns are allowed. The spread does not count, because noise
-    // would meet any target.
+    // Two processes always differ by some nanoseconds, so 2 ns are allowed. The spread does not count,
+    // because noise would meet any target.
     let is_none = added.median().abs() <= 2 * NS;
     Ok(row.target("0: not hooked", is_none))
 }

@@ -1,5 +1,5 @@
-//! Measures how long the other processes of a container wait after a SIGKILL, minus the time in which they were ready
-//! to run but had no processor. The bare driver's figure is listed for comparison.
+//! Measures how long the other processes of a container wait after a SIGKILL, minus the time in which they
+//! were ready to run but had no processor. The bare driver's figure is listed for comparison.
 
 use anyhow::{Context, Result};
 

@@ -10,13 +10,14 @@ use crate::table::{Row, Table};
 const LIMIT: &str = "8GiB";
 const LIMIT_MIB: u64 = 8 << 10;
 const MIB: u64 = 1 << 20;
-/// Time that the driver takes for an allocation, in nanoseconds; long enough for a race between check and use to show.
+/// Time that the driver takes for an allocation, in nanoseconds; long enough for a race between check and use
+/// to show.
 const SLOW: &str = "200000";
 const RACES: usize = 20;
 const DEATHS: usize = 10;
 
-/// One attempt: its name, the client's arguments for it, and how many bytes short of the limit it may stay. An attempt
-/// that stays further below proves nothing.
+/// One attempt: its name, the client's arguments for it, and how many bytes short of the limit it may stay.
+/// An attempt that stays further below proves nothing.
 struct Try {
     what: &'static str,
     words: Vec<String>,
@@ -91,8 +92,8 @@ fn peak(node: &SimulatedNode, run: impl FnOnce() -> Result<String>) -> Result<(u
     Ok((peak.bytes(), told))
 }
 
-/// Fails if the row would prove nothing: the attempt must have reached the limit, and every round must have got its
-/// part, even after a process died.
+/// Fails if the row would prove nothing: the attempt must have reached the limit, and every round must have
+/// got its part, even after a process died.
 fn reached(attempt: &Try, most: u64, told: &str, limit: u64) -> Result<()> {
     if most < limit - attempt.short_of {
         bail!("{}: only {most} bytes were ever held", attempt.what);

@@ -35,8 +35,8 @@ impl Outcome {
     }
 }
 
-/// Places the tasks of the list in the order of this seed. The allocated part is the mean over the arrivals at which
-/// the demand rounds to 130 %.
+/// Places the tasks of the list in the order of this seed. The allocated part is the mean over the arrivals
+/// at which the demand rounds to 130 %.
 pub fn run<P: Policy>(trace: &Trace, seed: u64, policy: P) -> Outcome {
     let mut random = Rng::with_seed(seed);
     let mut nodes = trace.nodes.clone();
@@ -71,8 +71,8 @@ pub fn run<P: Policy>(trace: &Trace, seed: u64, policy: P) -> Outcome {
     }
 }
 
-/// Returns the tasks in the order of their arrival: the list's in a random order, then random ones of the list, until
-/// the demand no longer rounds to 130 %.
+/// Returns the tasks in the order of their arrival: the list's in a random order, then random ones of the
+/// list, until the demand no longer rounds to 130 %.
 fn arrivals(trace: &Trace, capacity: u64, random: &mut Rng) -> Vec<Task> {
     let mut tasks: Vec<Task> = trace.tasks.iter().map(|timed| timed.task).collect();
     random.shuffle(&mut tasks);

@@ -1,5 +1,5 @@
-//! Measures the cost of the extender's answers to kube-scheduler in a large cluster: filter and prioritize of all
-//! nodes over HTTP, as JSON, and the program's memory.
+//! Measures the cost of the extender's answers to kube-scheduler in a large cluster: filter and prioritize of
+//! all nodes over HTTP, as JSON, and the program's memory.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! The study's own policy, fragmentation gradient descent, for comparison. It places a task where it least increases
-//! the idle GPU shares that the tasks of the list could not use.
+//! The study's own policy, fragmentation gradient descent, for comparison. It places a task where it least
+//! increases the idle GPU shares that the tasks of the list could not use.
 
 use gpushare_placement::{Demand, Node, Place, Policy, Task};
 

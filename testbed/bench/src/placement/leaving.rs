@@ -9,8 +9,8 @@ use super::fgd::Fgd;
 use super::trace::{self, Trace, capacity, needs, popularity};
 use crate::table::{Row, Table};
 
-/// Keep one node of this many. At most 66 GPUs of the trace's 6,212 are used at one time, so on all nodes no task
-/// would wait.
+/// Keep one node of this many. At most 66 GPUs of the trace's 6,212 are used at one time, so on all nodes no
+/// task would wait.
 const KEPT: [usize; 3] = [80, 110, 150];
 
 /// Measure idle shares once per this many arrivals.

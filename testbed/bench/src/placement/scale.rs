@@ -1,5 +1,6 @@
-//! Measures the cost of a decision in a large cluster: pods of a list come and go at random, and the nodes stay nearly
-//! full. For each pod, the scheduler extender decides the worth of every node, and the GPUs on the best one.
+//! Measures the cost of a decision in a large cluster: pods of a list come and go at random, and the nodes
+//! stay nearly full. For each pod, the scheduler extender decides the worth of every node, and the GPUs on
+//! the best one.
 
 use std::fs;
 use std::time::Instant;

@@ -1,5 +1,5 @@
-//! The cases. The first ones vary one parameter at a time around a limit of 50 % and kernels of 1 ms. In the others,
-//! containers run at the same time. There are about 40 cases of 12 s each.
+//! The cases. The first ones vary one parameter at a time around a limit of 50 % and kernels of 1 ms. In the
+//! others, containers run at the same time. There are about 40 cases of 12 s each.
 
 /// How the simulated GPU divides its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

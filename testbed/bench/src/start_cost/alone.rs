@@ -1,5 +1,5 @@
-//! Measures the wrapper alone, in front of a low-level runtime that does nothing: its time, its memory, and the hooks
-//! that it adds.
+//! Measures the wrapper alone, in front of a low-level runtime that does nothing: its time, its memory, and
+//! the hooks that it adds.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Measures the cost of a node's shares to its other containers: plain runc while there are many regions. Each region
-//! is a mount, and a new container copies all mounts of the host.
+//! Measures the cost of a node's shares to its other containers: plain runc while there are many regions.
+//! Each region is a mount, and a new container copies all mounts of the host.
 
 use anyhow::Result;
 use gpushare_inject::Region;

@@ -79,8 +79,8 @@ impl Contender {
         Self { program, bundle }
     }
 
-    /// Runs `create`, `start` and `delete` from a freshly written config.json, as engines do. This process must reap
-    /// orphans (`PR_SET_CHILD_SUBREAPER`), as containerd's shim does.
+    /// Runs `create`, `start` and `delete` from a freshly written config.json, as engines do. This process
+    /// must reap orphans (`PR_SET_CHILD_SUBREAPER`), as containerd's shim does.
     ///
     /// # Errors
     /// If a call fails, with the runtime's standard error.

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::Manager;
 
-/// Steers a GPU's work: receives the GPU's number, a process, whether the process runs, and its slice in microseconds,
-/// 0 for none of its own.
+/// Steers a GPU's work: receives the GPU's number, a process, whether the process runs, and its slice in
+/// microseconds, 0 for none of its own.
 pub type Steer = Box<dyn FnMut(usize, u32, bool, u64) + Send>;
 
 pub(super) struct Steered(Steer);
@@ -44,8 +44,8 @@ impl Manager {
         Self { steered: Some(Steered(steer)), ..self }
     }
 
-    /// Reports whether a client's process runs, and its slice. It runs while any of its channels does, and has the
-    /// slice of its first group.
+    /// Reports whether a client's process runs, and its slice. It runs while any of its channels does, and
+    /// has the slice of its first group.
     pub(super) fn steer(&mut self, client: u32) {
         let Some(pid) = self.clients.get(&client).map(|client| client.pid) else { return };
         let Some(steered) = &mut self.steered else { return };

@@ -1,7 +1,7 @@
 //! The parameters of the C interface as Rust types, and the results of its functions.
 //!
-//! Only C callers make values of these types. They guarantee the requirements in CUDA's documentation: a pointer is
-//! null, or valid for the function's use of it. Everything that uses this module is safe code.
+//! Only C callers make values of these types. They guarantee the requirements in CUDA's documentation: a
+//! pointer is null, or valid for the function's use of it. Everything that uses this module is safe code.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};

@@ -1,5 +1,5 @@
-//! The largest arrays that a device accepts, by its attributes (CUDA programming guide, "Technical Specifications per
-//! Compute Capability", 9.0). A larger one fails with CUDA_ERROR_INVALID_VALUE.
+//! The largest arrays that a device accepts, by its attributes (CUDA programming guide, "Technical
+//! Specifications per Compute Capability", 9.0). A larger one fails with CUDA_ERROR_INVALID_VALUE.
 
 /// Width of an array of one or two dimensions.
 pub const LINE: u32 = 131_072;
@@ -17,7 +17,8 @@ pub const FACES: u32 = 2_046;
 const LAYERED: u32 = 0x01;
 const CUBE_MAP: u32 = 0x04;
 
-/// Whether a device accepts an array with these extents and flags, or a mipmapped array whose first level has them.
+/// Whether a device accepts an array with these extents and flags, or a mipmapped array whose first level has
+/// them.
 pub fn allow([width, height, depth]: [usize; 3], flags: u32, is_mipmapped: bool) -> bool {
     let within = |most: [u32; 3]| {
         [width, height, depth].into_iter().zip(most).all(|(extent, most)| extent <= most as usize)

@@ -120,8 +120,8 @@ impl Captures {
 }
 
 impl Driver {
-    /// Refuses calls that may act at once, such as cuMemAlloc, during captures from which the thread's mode does not
-    /// exempt them.
+    /// Refuses calls that may act at once, such as cuMemAlloc, during captures from which the thread's mode
+    /// does not exempt them.
     pub fn refuse_unsafe_while_capturing(&self) -> Result {
         if !self.captures.any() || MODE.get() == RELAXED {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Contexts: one primary context for each GPU, any number of others, and each thread's stack of contexts.
 //!
-//! The process's first live context on a GPU takes the node's context memory, which grows as modules are loaded; the
-//! last one releases that memory.
+//! The process's first live context on a GPU takes the node's context memory, which grows as modules are
+//! loaded; the last one releases that memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -83,8 +83,8 @@ impl Contexts {
     }
 }
 
-/// Takes the memory by which the contexts of a GPU grow with one more loaded module. The last context releases it, not
-/// the module.
+/// Takes the memory by which the contexts of a GPU grow with one more loaded module. The last context
+/// releases it, not the module.
 pub fn grow_by_module(driver: &Driver, ordinal: i32) -> Result {
     let mut on = locked(driver.contexts.on(ordinal)?);
     if on.live == 0 {

@@ -281,8 +281,8 @@ impl Copy2d {
 const DEVICE: bool = true;
 const HOST: bool = false;
 
-/// Copies in `stream`. Without a stream the copy is synchronous: a copy in the default stream that has ended on
-/// return.
+/// Copies in `stream`. Without a stream the copy is synchronous: a copy in the default stream that has ended
+/// on return.
 fn copy(stream: Option<Handle>, to: (u64, bool), from: (u64, bool), length: usize) -> Result {
     run(stream, Shape::flat(Side::flat(to.0, to.1), Side::flat(from.0, from.1), length))
 }

@@ -17,8 +17,8 @@ fn model_of(gpu: &Gpu) -> Model {
     Model { cores: client.map_or(cores, |client| client.cores(cores)), ..model::of(&gpu.model.get()) }
 }
 
-/// Returns a device attribute by its number in CUDA's list, or 0 for a number that is not here, because a simulated
-/// GPU lacks that feature.
+/// Returns a device attribute by its number in CUDA's list, or 0 for a number that is not here, because a
+/// simulated GPU lacks that feature.
 fn attribute(gpu: &Gpu, ordinal: i32, number: u32) -> i32 {
     let model = model_of(gpu);
     let of = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
@@ -41,8 +41,8 @@ fn attribute(gpu: &Gpu, ordinal: i32, number: u32) -> i32 {
         12 | 82 => 65536,
         13 => of(model.core_clock * 1000),
         14 => 512,
-        // These include overlap, mapped host memory, concurrent kernels, unified addresses, stream priorities, managed
-        // memory and memory pools.
+        // These include overlap, mapped host memory, concurrent kernels, unified addresses, stream
+        // priorities, managed memory and memory pools.
         15 | 19 | 31 | 41 | 78 | 83 | 89 | 90 | 115 | 116 => 1,
         16 => of(model.cores),
         // Virtual memory management, and its export as file descriptors.

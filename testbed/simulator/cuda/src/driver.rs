@@ -1,5 +1,5 @@
-//! The driver's state in this process: the session with the node's state, the visible GPUs, and every object with a
-//! handle in C.
+//! The driver's state in this process: the session with the node's state, the visible GPUs, and every object
+//! with a handle in C.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -99,7 +99,8 @@ static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(std::ptr::null_mut());
 static STARTING: Mutex<()> = Mutex::new(());
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Takes the lock, even after a panic in another thread: an answer is better than an abort in the client's process.
+/// Takes the lock, even after a panic in another thread: an answer is better than an abort in the client's
+/// process.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! cuGetProcAddress: looks names up by version and flags in a table of our own.
 //!
-//! The table contains addresses that the linker bound inside this library. A library that is loaded before this one
-//! therefore never gets its own functions back from here.
+//! The table contains addresses that the linker bound inside this library. A library that is loaded before
+//! this one therefore never gets its own functions back from here.
 
 use std::ffi::{c_char, c_void};
 
@@ -75,8 +75,8 @@ fn version_of_driver() -> u32 {
     driver().map_or_else(|_| driver_version_on_disk().unwrap_or(12000), |driver| driver.cuda_version())
 }
 
-/// Returns the CUDA version of the node's driver, read from the state file without taking a slot. Read once per
-/// process.
+/// Returns the CUDA version of the node's driver, read from the state file without taking a slot. Read once
+/// per process.
 pub fn driver_version_on_disk() -> Option<u32> {
     static VERSION: std::sync::OnceLock<Option<u32>> = std::sync::OnceLock::new();
     *VERSION.get_or_init(|| {

@@ -75,8 +75,8 @@ impl Event {
         }
     }
 
-    /// Returns the file through which other processes see the event. If there is none, `make` creates it from the
-    /// event's handle and GPU.
+    /// Returns the file through which other processes see the event. If there is none, `make` creates it from
+    /// the event's handle and GPU.
     pub fn shared(&self, make: impl FnOnce(Handle, i32) -> Result<SharedMark>) -> Result<&SharedMark> {
         if self.flags & INTERPROCESS == 0 {
             return Err(Code::INVALID_HANDLE);
@@ -127,8 +127,8 @@ impl Event {
             let mut tail = locked(&stream.tail);
             tail.floor = tail.floor.max(end);
         } else if ordinal != stream.context.ordinal || !moment.mark.precedes(&driver.session) {
-            // On one slicing GPU, work of one process keeps its order anyway. In all other cases the end is unknown
-            // until it happens.
+            // On one slicing GPU, work of one process keeps its order anyway. In all other cases the end is
+            // unknown until it happens.
             moment.wait(gpu, &driver.session);
         }
         Ok(())

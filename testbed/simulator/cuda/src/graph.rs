@@ -209,8 +209,8 @@ fn launch(driver: &Driver, executable: Handle, stream: Handle) -> Result {
     driver.stream(stream)?.enqueue(driver, Work::Child(Arc::new(works)))
 }
 
-/// Updates an executable graph from `graph`. Returns the result (CUgraphExecUpdateResult) and the node that does not
-/// match.
+/// Updates an executable graph from `graph`. Returns the result (CUgraphExecUpdateResult) and the node that
+/// does not match.
 fn update(executable: Handle, graph: Handle) -> Result<(u32, Handle)> {
     let driver = driver()?;
     let executable = driver.graphs.executables.get(executable)?;

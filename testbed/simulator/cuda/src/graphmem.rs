@@ -1,5 +1,5 @@
-//! Memory of graphs. An allocation node's address is fixed when the node is made; the GPU is charged when the node
-//! runs.
+//! Memory of graphs. An allocation node's address is fixed when the node is made; the GPU is charged when the
+//! node runs.
 //!
 //! Charged memory stays reserved for later launches until it is trimmed or the process ends.
 

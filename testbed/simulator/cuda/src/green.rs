@@ -107,7 +107,8 @@ exports! {
         out.set(of_context(&*context_of(green)?, kind)?)
     }
 
-    /// Without a list, writes only the number of groups. `rest` gets the multiprocessors that are in no group.
+    /// Without a list, writes only the number of groups. `rest` gets the multiprocessors that are in no
+    /// group.
     fn cuDevSmResourceSplitByCount (
         list: Out<Resource>, count: Out<u32>, input: In<Resource>, rest: Out<Resource>, _flags: u32, least: u32,
     ) {

@@ -1,7 +1,7 @@
 //! The table of device memory: the address, the GPU and the charge of each allocation.
 //!
-//! Each GPU has one range of addresses, reserved without memory; the kernel adds pages when they are touched. The
-//! node's books (`gpushare_simulator::memory`), not this table, determine how much memory a GPU has left.
+//! Each GPU has one range of addresses, reserved without memory; the kernel adds pages when they are touched.
+//! The node's books (`gpushare_simulator::memory`), not this table, determine how much memory a GPU has left.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -37,8 +37,8 @@ pub struct Allocation {
     pub length: u64,
     /// Bytes of addresses that it occupies, which is the length rounded up.
     pub extent: u64,
-    /// Bytes charged to the GPU. 0 if another holder has the charge, as given by the kind, or for managed memory that
-    /// did not fit.
+    /// Bytes charged to the GPU. 0 if another holder has the charge, as given by the kind, or for managed
+    /// memory that did not fit.
     pub charged: u64,
     /// CUDA ordinal of its GPU.
     pub ordinal: i32,
@@ -71,7 +71,8 @@ pub struct Heap {
 
 impl Arena {
     fn new(bytes: u64) -> Result<Self> {
-        // Four times the memory: freed pieces are reused by size, so pieces of other sizes need additional room.
+        // Four times the memory: freed pieces are reused by size, so pieces of other sizes need additional
+        // room.
         let length = bytes.max(1 << 30).checked_mul(4).ok_or(Code::OUT_OF_MEMORY)?;
         let base = reserve(length + LARGE)?;
         let start = base.next_multiple_of(LARGE);
@@ -194,8 +195,8 @@ impl Heap {
         self.live.get(&start)
     }
 
-    /// Records that the pages of the allocation at or before `address` may contain data. They are dropped when it is
-    /// freed.
+    /// Records that the pages of the allocation at or before `address` may contain data. They are dropped
+    /// when it is freed.
     pub fn touch(&mut self, address: u64) {
         if let Some((_, allocation)) = self.live.range_mut(..=address).next_back() {
             allocation.touched = true;
@@ -236,8 +237,8 @@ pub fn reserve_low(length: u64) -> Result<u32> {
     u32::try_from(reserve_at(0, length, libc::MAP_32BIT)?).map_err(|_| Code::OUT_OF_MEMORY)
 }
 
-/// Reserves like [`reserve`], below 4 GiB. The kernel finds such an address only on x86-64. On other machines this
-/// takes the first free one.
+/// Reserves like [`reserve`], below 4 GiB. The kernel finds such an address only on x86-64. On other machines
+/// this takes the first free one.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn reserve_low(length: u64) -> Result<u32> {
     /// Above the addresses of programs without position-independent code.

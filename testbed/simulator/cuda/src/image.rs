@@ -22,8 +22,8 @@ const FAT_WRAPPER: u32 = 0x4662_43b1;
 const MOST: usize = 64 << 20;
 
 impl Image {
-    /// Reads an image from memory. PTX is zero-terminated text. Other images are recognised by their first word and
-    /// not parsed.
+    /// Reads an image from memory. PTX is zero-terminated text. Other images are recognised by their first
+    /// word and not parsed.
     pub fn read(data: In<u8>) -> Result<Self> {
         let head: Vec<u8> =
             (0..4).map_while(|index| data.at(index).ok().filter(|&byte| index < 1 || byte != 0)).collect();
@@ -108,9 +108,9 @@ impl Program {
     /// Runs the kernel `name` over its whole grid. `address` returns the address of a variable of the module.
     pub fn run(&self, name: &str, kernel: &Kernel, address: &dyn Fn(&str) -> Option<u64>) -> Result {
         let Kernel { grid, block, shared, parameters, .. } = kernel;
-        // SAFETY: device memory stays mapped for the life of the process. Every CUDA program guarantees that its
-        // kernels access only that memory. On a real GPU an invalid access faults the kernel, and here it faults the
-        // process.
+        // SAFETY: device memory stays mapped for the life of the process. Every CUDA program guarantees that
+        // its kernels access only that memory. On a real GPU an invalid access faults the kernel, and here it
+        // faults the process.
         let result = unsafe { self.0.run(name, *grid, *block, *shared, parameters, address) };
         result.map_err(|error| {
             if let PtxError::Fault { fault, .. } = error { code_of(fault) } else { Code::LAUNCH_FAILED }

@@ -1,4 +1,5 @@
-//! Events between processes. A file in the node's shared directory stores the end of the work before the last record.
+//! Events between processes. A file in the node's shared directory stores the end of the work before the last
+//! record.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -36,8 +37,8 @@ pub struct SharedMark {
     handle: IpcHandle,
 }
 
-/// Length of the file in words: a mark between two equal counts. If the counts differ, a writer is active, and the
-/// reader tries again.
+/// Length of the file in words: a mark between two equal counts. If the counts differ, a writer is active,
+/// and the reader tries again.
 const WORDS: usize = 6;
 
 impl SharedMark {

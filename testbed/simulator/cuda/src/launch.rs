@@ -57,8 +57,8 @@ impl Kernel {
         self.function.run(driver, self)
     }
 
-    /// Returns how long the launch keeps the GPU busy, in nanoseconds. A name can give the time. Otherwise it is a
-    /// base time for each round in which the grid fills the multiprocessors of its context.
+    /// Returns how long the launch keeps the GPU busy, in nanoseconds. A name can give the time. Otherwise it
+    /// is a base time for each round in which the grid fills the multiprocessors of its context.
     pub fn duration(&self, driver: &Driver, gpu: &Gpu, cores: Option<u32>) -> u64 {
         if let Some(length) = self.function.length {
             return driver.shape.shaped(length);

@@ -1,8 +1,8 @@
 //! A libcuda without a GPU: the driver's own interface on the state of a simulated node.
 //!
-//! Memory is counted against the simulated GPU and backed by ordinary memory, so copies really copy. Kernels take time
-//! on the GPU's time line; those whose image is PTX text really run. A name that `names.txt` lists and no module
-//! defines answers CUDA_ERROR_NOT_SUPPORTED.
+//! Memory is counted against the simulated GPU and backed by ordinary memory, so copies really copy. Kernels
+//! take time on the GPU's time line; those whose image is PTX text really run. A name that `names.txt` lists
+//! and no module defines answers CUDA_ERROR_NOT_SUPPORTED.
 // The functions have the names of the C interface.
 #![allow(non_snake_case)]
 

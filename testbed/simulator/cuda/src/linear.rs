@@ -74,7 +74,8 @@ impl Driver {
         }
     }
 
-    /// Refuses a range that is neither within one allocation nor, by its first byte, in page-locked host memory.
+    /// Refuses a range that is neither within one allocation nor, by its first byte, in page-locked host
+    /// memory.
     pub fn check(&self, address: u64, length: u64) -> Result {
         if length == 0 {
             return Ok(());

@@ -1,5 +1,5 @@
-//! The driver's linker. It joins the PTX among its inputs. It cannot parse machine code and keeps it only if there is
-//! no PTX. It leaves libraries out.
+//! The driver's linker. It joins the PTX among its inputs. It cannot parse machine code and keeps it only if
+//! there is no PTX. It leaves libraries out.
 
 use std::ffi::c_char;
 use std::sync::Mutex;

@@ -1,7 +1,8 @@
-//! The resource manager of a simulated node, if it has one: the directory `manager` in the node's shared directory.
+//! The resource manager of a simulated node, if it has one: the directory `manager` in the node's shared
+//! directory.
 //!
-//! Memory that the simulated GPU charges to this process is then also allocated from RM, as with the real driver, and
-//! RM may refuse it. RM charges at least 64 KiB, so small amounts are combined in larger pieces.
+//! Memory that the simulated GPU charges to this process is then also allocated from RM, as with the real
+//! driver, and RM may refuse it. RM charges at least 64 KiB, so small amounts are combined in larger pieces.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -206,8 +207,8 @@ impl Driver {
         Ok(taken)
     }
 
-    /// Takes memory of a GPU for the pages of managed memory, which the resource manager does not know. Returns
-    /// whether there is enough.
+    /// Takes memory of a GPU for the pages of managed memory, which the resource manager does not know.
+    /// Returns whether there is enough.
     pub fn take_pages(&self, ordinal: i32, bytes: u64) -> Result<bool> {
         Ok(self.gpu(ordinal)?.take(&self.session, bytes))
     }

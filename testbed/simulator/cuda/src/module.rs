@@ -1,8 +1,8 @@
 //! Modules, libraries, kernels and functions.
 //!
-//! An image of PTX that the interpreter can read gives kernels that really run. Any other image (a cubin, a fat
-//! binary, other PTX) gives functions that only take time, as stderr reports once. If its names are unknown, any name
-//! is a function.
+//! An image of PTX that the interpreter can read gives kernels that really run. Any other image (a cubin, a
+//! fat binary, other PTX) gives functions that only take time, as stderr reports once. If its names are
+//! unknown, any name is a function.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CString, c_char};
@@ -79,8 +79,8 @@ impl Function {
 }
 
 impl Function {
-    /// Reports on stderr, once for each name, that the kernel computed nothing. Its results could otherwise pass for
-    /// computed ones.
+    /// Reports on stderr, once for each name, that the kernel computed nothing. Its results could otherwise
+    /// pass for computed ones.
     fn tell_that_it_was_not_run(&self) {
         static TOLD: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
         let mut told = locked(&TOLD);

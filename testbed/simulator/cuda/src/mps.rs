@@ -1,8 +1,8 @@
 //! Detects whether this process is a client of MPS, and applies the consequences.
 //!
-//! The server itself is not simulated: all processes share the simulated GPU's clock. A client finds the control
-//! daemon as the driver does, may have a context whatever the GPU's compute mode is, and sees the multiprocessors of
-//! its thread percentage.
+//! The server itself is not simulated: all processes share the simulated GPU's clock. A client finds the
+//! control daemon as the driver does, may have a context whatever the GPU's compute mode is, and sees the
+//! multiprocessors of its thread percentage.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -25,7 +25,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Returns this process as a client, if a daemon listens in the pipe directory that the environment names.
+    /// Returns this process as a client, if a daemon listens in the pipe directory that the environment
+    /// names.
     pub fn of_environment() -> Option<Self> {
         let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map(PathBuf::from);
         let control = folder.unwrap_or_else(|| PathBuf::from("/tmp/nvidia-mps")).join("control");

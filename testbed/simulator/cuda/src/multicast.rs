@@ -1,8 +1,8 @@
 //! Multicast objects: handles that stand for the same memory on several GPUs.
 //!
-//! An object is created and mapped like separate memory, and costs none. Memory bound to an object stays charged until
-//! it is unbound or the object is gone. The object's mappings show separate memory, because a write to all GPUs at
-//! once takes instructions that no kernel has here.
+//! An object is created and mapped like separate memory, and costs none. Memory bound to an object stays
+//! charged until it is unbound or the object is gone. The object's mappings show separate memory, because a
+//! write to all GPUs at once takes instructions that no kernel has here.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,7 +1,7 @@
 //! The oldest forms of the memory calls, whose sizes and addresses have 32 bits.
 //!
-//! Their memory is in the lower 4 GiB of addresses, outside of the GPUs' ranges. The kernel allocates half of those
-//! addresses.
+//! Their memory is in the lower 4 GiB of addresses, outside of the GPUs' ranges. The kernel allocates half of
+//! those addresses.
 
 use gpushare_simulator::memory::rounded;
 

@@ -1,7 +1,7 @@
 //! Stream-ordered memory: pools that reserve memory in chunks and allocate pieces of it.
 //!
-//! The GPU is charged for a pool's reserved memory. A pool releases the excess over its release threshold when the
-//! program waits for a stream, an event or a context, or trims the pool.
+//! The GPU is charged for a pool's reserved memory. A pool releases the excess over its release threshold
+//! when the program waits for a stream, an event or a context, or trims the pool.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

@@ -1,10 +1,10 @@
 //! Varies the time of kernels while a program runs, according to `GPUSHARE_SIMULATOR_KERNEL_SHAPE`.
 //!
-//! The variable contains terms joined by `+`. At a kernel's launch, each term multiplies the time given in the
-//! kernel's name. `sine:0.8:700ms` multiplies by 0.2 to 1.8, in waves of 700 ms. `steps:1,4,0.5:1500ms` multiplies by
-//! each of the numbers in turn, for 1.5 s each. `jitter:0.1` multiplies by a random number from 0.9 to 1.1. Waves and
-//! steps follow the device clock, so they are the same in all processes. The random numbers are seeded with
-//! `GPUSHARE_SIMULATOR_SEED`, or with the pid if that is not set.
+//! The variable contains terms joined by `+`. At a kernel's launch, each term multiplies the time given in
+//! the kernel's name. `sine:0.8:700ms` multiplies by 0.2 to 1.8, in waves of 700 ms. `steps:1,4,0.5:1500ms`
+//! multiplies by each of the numbers in turn, for 1.5 s each. `jitter:0.1` multiplies by a random number from
+//! 0.9 to 1.1. Waves and steps follow the device clock, so they are the same in all processes. The random
+//! numbers are seeded with `GPUSHARE_SIMULATOR_SEED`, or with the pid if that is not set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! Memory shared between processes through IPC handles, and memory imported from other interfaces.
 //!
-//! An exported allocation moves to a file in the node's shared directory, which its owner and every importer map. Only
-//! the owner is charged.
+//! An exported allocation moves to a file in the node's shared directory, which its owner and every importer
+//! map. Only the owner is charged.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, Permissions};
@@ -93,8 +93,8 @@ fn export(driver: &Driver, start: u64) -> Result<IpcHandle> {
     Ok(handle)
 }
 
-/// Maps `length` bytes of `file` at new addresses, and returns the address of the memory, which starts `inner` bytes
-/// into them.
+/// Maps `length` bytes of `file` at new addresses, and returns the address of the memory, which starts
+/// `inner` bytes into them.
 fn show(driver: &Driver, file: &File, length: u64, offset: u64, inner: u64, ordinal: i32) -> Result<u64> {
     let whole = length.next_multiple_of(PAGE);
     let base = reserve(whole + LARGE)?;

@@ -1,7 +1,8 @@
-//! Memory of arrays that have none of their own: allocation handles mapped to pieces of sparse and deferred arrays.
+//! Memory of arrays that have none of their own: allocation handles mapped to pieces of sparse and deferred
+//! arrays.
 //!
-//! A mapping keeps its memory charged, as a mapping to addresses does. The bytes are not accessible: only textures
-//! could read a sparse array, and they are not simulated.
+//! A mapping keeps its memory charged, as a mapping to addresses does. The bytes are not accessible: only
+//! textures could read a sparse array, and they are not simulated.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

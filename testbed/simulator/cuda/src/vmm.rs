@@ -1,7 +1,8 @@
 //! Virtual memory management: reserved addresses, allocation handles, and mappings of handles to addresses.
 //!
-//! A handle's memory is a file without a name. Every mapping of it therefore shows the same bytes, even in another
-//! process that imported it. The GPU is charged until the last reference and the last mapping are gone.
+//! A handle's memory is a file without a name. Every mapping of it therefore shows the same bytes, even in
+//! another process that imported it. The GPU is charged until the last reference and the last mapping are
+//! gone.
 
 use std::collections::BTreeMap;
 use std::fs::File;

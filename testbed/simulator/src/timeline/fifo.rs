@@ -1,7 +1,7 @@
 //! A GPU that works in the order of submission, so that an end is known at submission.
 //!
-//! The work of a killed process is cut out, and the work after it moves forward. An [`End`] keeps the number of cuts
-//! made before it, and applies the later ones when its moment is computed.
+//! The work of a killed process is cut out, and the work after it moves forward. An [`End`] keeps the number
+//! of cuts made before it, and applies the later ones when its moment is computed.
 
 use std::sync::atomic::Ordering;
 

@@ -1,7 +1,7 @@
 //! A GPU that slices: processes with work take turns, and a kernel is cut where its turn ends.
 //!
-//! A process's work is a line of nanoseconds of GPU time, in the order of submission. Each query by a process computes
-//! and records the GPU's progress since the last one. No end is known at submission.
+//! A process's work is a line of nanoseconds of GPU time, in the order of submission. Each query by a process
+//! computes and records the GPU's progress since the last one. No end is known at submission.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,8 +144,8 @@ fn slice(gpu: &Gpu, slot: u32) -> u64 {
     }
 }
 
-/// Runs or stops a process, and sets the length of its turns in nanoseconds; 0: the GPU's default. A running kernel is
-/// cut at once.
+/// Runs or stops a process, and sets the length of its turns in nanoseconds; 0: the GPU's default. A running
+/// kernel is cut at once.
 pub fn steer(gpu: &Gpu, session: &Session, owner: Owner, runs: bool, slice: u64) {
     let _guard = session.lock(&gpu.time_lock);
     advance(gpu, session);
@@ -168,8 +168,8 @@ fn after(holder: u32, used: usize) -> impl Iterator<Item = u32> {
     (holder.saturating_add(1)..used).chain(0..holder.saturating_add(1).min(used))
 }
 
-/// Records the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`. A step of
-/// length zero records which process's turn has begun while the GPU still switches to it.
+/// Records the step: `slot` works for `length` nanoseconds until `time`, in a turn that ends at `turn`. A
+/// step of length zero records which process's turn has begun while the GPU still switches to it.
 fn write_down(gpu: &Gpu, slot: u32, length: u64, time: u64, turn: u64) {
     let line = line(gpu, slot);
     let owner = Owner { slot, generation: line.generation.load(Ordering::Relaxed) };
@@ -233,7 +233,8 @@ impl Place {
         line(gpu, self.owner.slot)
     }
 
-    /// Returns the nanoseconds of work before the place; 0 once its process is dead and another owner uses the line.
+    /// Returns the nanoseconds of work before the place; 0 once its process is dead and another owner uses
+    /// the line.
     fn before(&self, gpu: &Gpu) -> u64 {
         let line = self.line(gpu);
         if line.generation.load(Ordering::Acquire) != self.owner.generation {
@@ -259,8 +260,8 @@ impl Place {
         self.before(gpu) == 0
     }
 
-    /// Returns the fewest nanoseconds until the GPU reaches the place: the process's own work before it, and the turns
-    /// of processes that come before it in this round.
+    /// Returns the fewest nanoseconds until the GPU reaches the place: the process's own work before it, and
+    /// the turns of processes that come before it in this round.
     pub fn left(&self, gpu: &Gpu, session: &Session) -> u64 {
         let before = self.before(gpu);
         let turns = &gpu.turns;
@@ -278,8 +279,9 @@ impl Place {
 }
 
 impl Asked {
-    /// Requests the moment at which the GPU reaches the end of the queued work. A stamp is a nanosecond of work, so it
-    /// waits for its process's turn as all work does. Sleeps while the process has [`STAMPS`] pending stamps.
+    /// Requests the moment at which the GPU reaches the end of the queued work. A stamp is a nanosecond of
+    /// work, so it waits for its process's turn as all work does. Sleeps while the process has [`STAMPS`]
+    /// pending stamps.
     pub fn ask(&self, gpu: &Gpu, session: &Session) -> (Place, Moment) {
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

@@ -80,8 +80,8 @@ pub struct Case {
     pub frame: Frame,
     /// How late supervisors wake up.
     pub lateness: Lateness,
-    /// For how many nanoseconds an idle process keeps the card while others wait. It was not measured directly. The
-    /// latency of an inference on an H200 fits 0, and does not fit 20 microseconds.
+    /// For how many nanoseconds an idle process keeps the card while others wait. It was not measured
+    /// directly. The latency of an inference on an H200 fits 0, and does not fit 20 microseconds.
     pub holds: u64,
     /// Whether a meter reads the card's record of working groups.
     pub has_record: bool,
@@ -111,8 +111,8 @@ impl Case {
         run::run(self, false)
     }
 
-    /// Runs the case without supervisors, with these slices in microseconds. Shares are per cent of a container's work
-    /// alone.
+    /// Runs the case without supervisors, with these slices in microseconds. Shares are per cent of a
+    /// container's work alone.
     #[must_use]
     pub fn run_sliced(&self, slices: &[u64]) -> Outcome {
         run::run_sliced(self, slices)

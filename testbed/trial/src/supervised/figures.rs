@@ -29,8 +29,8 @@ pub struct Latencies {
 }
 
 impl Share {
-    /// Computes the share of a container that kept the card busy according to `bins`, and does so alone for `solo`
-    /// nanoseconds of a second.
+    /// Computes the share of a container that kept the card busy according to `bins`, and does so alone for
+    /// `solo` nanoseconds of a second.
     pub(super) fn new(bins: &[u64], (from, to): (u64, u64), solo: f64, latencies: Latencies) -> Self {
         let mut sums = vec![0u64];
         sums.extend(bins.iter().scan(0, |sum, bin| {

@@ -39,8 +39,8 @@ pub fn picture(rows: &[(String, Outcome)], (from, length): (usize, usize)) -> St
     svg
 }
 
-/// Lists the main user of each millisecond as stretches `(from, to, who)`; `None` where the card was idle for most of
-/// it.
+/// Lists the main user of each millisecond as stretches `(from, to, who)`; `None` where the card was idle for
+/// most of it.
 fn stretches(outcome: &Outcome, from: usize, length: usize) -> Vec<(usize, usize, Option<usize>)> {
     let mut all: Vec<(usize, usize, Option<usize>)> = Vec::new();
     for at in 0..length {

@@ -30,7 +30,8 @@ pub struct Work {
 pub enum Between {
     /// This many nanoseconds after the end of the last one.
     Pause(u64),
-    /// At random, on average this many nanoseconds after the begin of the last one. Requests that arrive earlier wait.
+    /// At random, on average this many nanoseconds after the begin of the last one. Requests that arrive
+    /// earlier wait.
     Arrivals(u64),
     /// This many nanoseconds after the begin of the last request.
     Period(u64),
@@ -43,23 +44,23 @@ impl Work {
         Self { kernel, launch: 3 * MICROSECOND, request: 0, between: Between::Pause(0) }
     }
 
-    /// Creates work of such kernels with a wait after each. The program resumes `pause` nanoseconds after it notices
-    /// the end.
+    /// Creates work of such kernels with a wait after each. The program resumes `pause` nanoseconds after it
+    /// notices the end.
     #[must_use]
     pub const fn waits(kernel: u64, pause: u64) -> Self {
         Self { request: 1, between: Between::Pause(pause), ..Self::kernels(kernel) }
     }
 
-    /// Creates training work: steps of 14 ms, each fifth of which ends with a wait. It leaves the card idle for 4.5
-    /// per cent of the time.
+    /// Creates training work: steps of 14 ms, each fifth of which ends with a wait. It leaves the card idle
+    /// for 4.5 per cent of the time.
     #[must_use]
     pub const fn training() -> Self {
         let pause = 3_300 * MICROSECOND;
         Self { request: 1_000, between: Between::Pause(pause), ..Self::kernels(70 * MICROSECOND) }
     }
 
-    /// Creates inference work: requests of 4 ms, bound by their launches, with 1.4 ms of GPU time in 200 small
-    /// kernels.
+    /// Creates inference work: requests of 4 ms, bound by their launches, with 1.4 ms of GPU time in 200
+    /// small kernels.
     #[must_use]
     pub const fn inference(between: Between) -> Self {
         Self { kernel: 7 * MICROSECOND, launch: 19_500, request: 200, between }
