@@ -131,17 +131,7 @@ mod tests {
     use crate::{Policy, Tenant};
 
     fn tenant(lease: i64, policy: Policy, working: u32) -> Tenant {
-        Tenant {
-            lease,
-            policy,
-            is_present: true,
-            working,
-            rests: false,
-            pays: 0,
-            started: 0,
-            stay: 0,
-            stint: 0,
-        }
+        Tenant::new(lease, policy, working)
     }
 
     fn step(controller: &mut Controller, tenants: &[Tenant], now: u64, groups: u32) -> Orders {

@@ -112,6 +112,14 @@ pub struct Tenant {
     pub stint: u32,
 }
 
+impl Tenant {
+    /// Returns a container with so many working channel groups and no further figures.
+    pub fn new(lease: i64, policy: Policy, working: u32) -> Self {
+        let is_present = working > 0;
+        Self { lease, policy, is_present, working, rests: false, pays: 0, started: 0, stay: 0, stint: 0 }
+    }
+}
+
 /// Returns how many of a container's `groups` channel groups work, given the card's own record. At least one
 /// counts if there are any, working or not, because it may begin at any time.
 pub fn working(groups: u32, recorded: Option<Recorded>) -> u32 {

@@ -185,17 +185,7 @@ mod tests {
     use crate::frame::Frame;
 
     fn burst(lease: i64, share: u32, working: u32) -> Tenant {
-        Tenant {
-            lease,
-            policy: Policy::Burst { share, ceiling: 100 },
-            is_present: true,
-            working,
-            rests: false,
-            pays: 0,
-            started: 0,
-            stay: 0,
-            stint: 0,
-        }
+        Tenant::new(lease, Policy::Burst { share, ceiling: 100 }, working)
     }
 
     fn slices(tenants: &[Tenant]) -> Vec<(u32, u32)> {
@@ -242,19 +232,19 @@ mod tests {
 
     #[test]
     fn short_turns_shorten_the_round_within_bounds() {
-        let of = |share, stint, working| Tenant { stint, ..burst(1, share, working) };
+        let tenant = |share, stint, working| Tenant { stint, ..burst(1, share, working) };
         let round = |one: Tenant| {
             let other = burst(2, 100 - promised(&one), 1);
             let (slice, _) = slices(&[one, other.clone()])[1];
             (slice * RUNS_FOR / 100 + SWITCH) * 100 / promised(&other)
         };
         for (one, want) in [
-            (of(30, 1_000, 1), 3_333),
+            (tenant(30, 1_000, 1), 3_333),
             // The bound applies: switches cost 8 points.
-            (of(2, 10, 1), 4_081),
-            (of(30, 5, 1), 1_503),
-            (of(30, 100_000, 1), 12_000), // never longer than usual
-            (of(30, 10, 4), 9_133),       // four of its groups run at once
+            (tenant(2, 10, 1), 4_081),
+            (tenant(30, 5, 1), 1_503),
+            (tenant(30, 100_000, 1), 12_000), // never longer than usual
+            (tenant(30, 10, 4), 9_133),       // four of its groups run at once
         ] {
             let round = round(one);
             assert!(round.abs_diff(want) < 10, "{round}, and not {want}");

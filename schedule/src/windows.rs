@@ -166,7 +166,7 @@ impl Card<'_> {
     fn given(&self, tenant: &Tenant, start: u32, depth: usize) -> u32 {
         let length = self.frame.length();
         let others = self.tenants.iter().filter(|other| other.lease != tenant.lease && other.is_present);
-        let of = |other: &Tenant| {
+        let payment = |other: &Tenant| {
             let Policy::Fixed(place) = &other.policy else { return None };
             let at = place.iter().position(|piece| piece.end() % length == start % length)?;
             let mut left = place.clone();
@@ -174,7 +174,7 @@ impl Card<'_> {
             let passed = if depth > 0 { self.passed(other, &place[at], depth - 1) } else { 0 };
             Some(place[at].length - left[at].length + passed)
         };
-        others.filter_map(of).max().unwrap_or(0).min(length / 2)
+        others.filter_map(payment).max().unwrap_or(0).min(length / 2)
     }
 
     /// Returns the rest of a predecessor's payment that is longer than this window. The window ends earlier
@@ -200,17 +200,17 @@ impl Card<'_> {
     /// other containers have started and its slice is over, its groups get only their part.
     pub(crate) fn overran(&self, lease: i64, due: u64, until: u64) -> u64 {
         const BEFORE: u64 = 1_000;
-        let is_beside = |other: &&Tenant| {
+        let shares = |other: &&Tenant| {
             other.lease != lease
                 && other.is_present
                 && (due.saturating_sub(BEFORE)..until).contains(&other.started)
         };
-        let beside = || self.tenants.iter().filter(is_beside);
+        let sharers = || self.tenants.iter().filter(shares);
         let shared_from =
-            beside().map(|other| other.started.max(due) + SLICE_LEFT).min().unwrap_or(until).min(until);
+            sharers().map(|other| other.started.max(due) + SLICE_LEFT).min().unwrap_or(until).min(until);
         let groups = |tenant: &Tenant| u64::from(tenant.working.max(1));
         let own = self.tenant(lease).map_or(1, groups);
-        let all = own + beside().map(groups).sum::<u64>();
+        let all = own + sharers().map(groups).sum::<u64>();
         shared_from.saturating_sub(due) + until.saturating_sub(shared_from) * own / all
     }
 
@@ -308,31 +308,11 @@ mod tests {
     const FRAME: Frame = Frame::SHORT;
 
     fn fixed(lease: i64, start: u32, length: u32) -> Tenant {
-        Tenant {
-            lease,
-            policy: Policy::Fixed(vec![Piece { start, length }]),
-            is_present: true,
-            working: 1,
-            rests: false,
-            pays: 0,
-            started: 0,
-            stay: 0,
-            stint: 0,
-        }
+        Tenant::new(lease, Policy::Fixed(vec![Piece { start, length }]), 1)
     }
 
     fn burst(lease: i64, ceiling: u32) -> Tenant {
-        Tenant {
-            lease,
-            policy: Policy::Burst { share: 30, ceiling },
-            is_present: true,
-            working: 1,
-            rests: false,
-            pays: 0,
-            started: 0,
-            stay: 0,
-            stint: 0,
-        }
+        Tenant::new(lease, Policy::Burst { share: 30, ceiling }, 1)
     }
 
     /// Returns the container's calls within two frames, as `(time, runs)`.
@@ -528,17 +508,17 @@ mod tests {
 
     #[test]
     fn an_overrun_counts_in_part_once_others_have_started() {
-        let beside = |started, working| {
+        let overrun = |started, working| {
             let other = Tenant { started, working, ..fixed(2, 10_000, 10_000) };
             let card = Card { frame: FRAME, tenants: &[fixed(1, 0, 10_000), other] };
             card.overran(1, 110_000, 118_000)
         };
-        assert_eq!(beside(0, 1), 8_000, "nobody else ran");
-        assert_eq!(beside(70_000, 1), 8_000, "nor since");
-        assert_eq!(beside(110_000, 1), 1_000 + 3_500);
-        assert_eq!(beside(110_000, 6), 1_000 + 1_000);
-        assert_eq!(beside(114_000, 1), 4_000 + 1_000 + 1_500);
-        assert_eq!(beside(117_500, 1), 8_000, "its slice was not over");
+        assert_eq!(overrun(0, 1), 8_000, "nobody else ran");
+        assert_eq!(overrun(70_000, 1), 8_000, "nor since");
+        assert_eq!(overrun(110_000, 1), 1_000 + 3_500);
+        assert_eq!(overrun(110_000, 6), 1_000 + 1_000);
+        assert_eq!(overrun(114_000, 1), 4_000 + 1_000 + 1_500);
+        assert_eq!(overrun(117_500, 1), 8_000, "its slice was not over");
     }
 
     #[test]

@@ -160,17 +160,7 @@ impl Board {
                 known.stint = known.stint.min(stint);
             } else {
                 let policy = plan.map_or(Policy::Unlimited, |plan| plan.policy);
-                tenants.push(Tenant {
-                    lease,
-                    policy,
-                    is_present: working > 0,
-                    working,
-                    rests: false,
-                    pays,
-                    started,
-                    stay: 0,
-                    stint,
-                });
+                tenants.push(Tenant { pays, started, stint, ..Tenant::new(lease, policy, working) });
             }
         }
         let recorded = |tenant: Tenant| {
@@ -291,17 +281,8 @@ mod tests {
         one.publish(11, &burst(30), 1, false);
         two.publish(12, &burst(70), 2, false);
         three.publish(12, &burst(70), 3, false); // a pod's second container
-        let tenant = |lease, share, working| Tenant {
-            lease,
-            policy: Policy::Burst { share, ceiling: 100 },
-            is_present: true,
-            working,
-            rests: false,
-            pays: 0,
-            started: 0,
-            stay: 0,
-            stint: 0,
-        };
+        let tenant =
+            |lease, share, working| Tenant::new(lease, Policy::Burst { share, ceiling: 100 }, working);
         let all = vec![tenant(11, 30, 1), tenant(12, 70, 5)];
         assert_eq!(one.read(0), (Frame::SHORT, all.clone()));
         assert_eq!(three.read(0), (Frame::SHORT, all));

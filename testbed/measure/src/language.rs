@@ -12,9 +12,9 @@ const NAMES: [&str; 11] =
 /// A sentence or name that breaks a rule, with its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// A sentence with this opening.
+    /// A sentence that begins with one of [`OPENINGS`], with the line of its comment.
     Opening(usize, &'static str),
-    /// A name.
+    /// An identifier of [`NAMES`] that the file defines, with its line.
     Name(usize, String),
 }
 

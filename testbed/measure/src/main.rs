@@ -42,7 +42,7 @@ struct Figures {
 }
 
 impl Figures {
-    fn of(sources: &BTreeMap<PathBuf, Source>) -> Self {
+    fn from_sources(sources: &BTreeMap<PathBuf, Source>) -> Self {
         let mut all = Self { in_circles: circles::files_in_circles(sources), ..Self::default() };
         for source in sources.values() {
             all.code += source.code;
@@ -91,7 +91,7 @@ fn main() -> Result<()> {
                 source.findings.iter().for_each(|finding| println!("{}:{finding}", path.display()));
             }
         }
-        let figures = Figures::of(&sources);
+        let figures = Figures::from_sources(&sources);
         figures.print(&member);
         let is_product = !member.starts_with("test");
         if is_product { &mut product } else { &mut testbed }.add(&figures);

@@ -24,32 +24,32 @@ fn kills() -> usize {
 const ROUND: usize = 24;
 
 /// Lists the PIDs of the children of the container's first process.
-fn programs(container: &Container) -> Vec<i32> {
+pub fn programs(container: &Container) -> Vec<i32> {
     let first = container.pid();
     let children = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap_or_default();
     children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// Returns run time and lifetime of the first channel of these programs, in microseconds.
-fn channels(node: &Node, pids: &[i32]) -> Option<[u64; 2]> {
+pub fn channels(node: &Node, pids: &[i32]) -> Option<[u64; 2]> {
     let figures = node.figures();
-    let of = |pid: &i32| {
-        let its = format!("channel of {pid} ran ");
-        let (ran, lived) = figures.lines().find_map(|line| line.strip_prefix(&its))?.split_once(" of ")?;
+    let channel = |pid: &i32| {
+        let prefix = format!("channel of {pid} ran ");
+        let (ran, lived) = figures.lines().find_map(|line| line.strip_prefix(&prefix))?.split_once(" of ")?;
         Some([ran.parse::<u64>().ok()?, lived.parse::<u64>().ok()?])
     };
-    pids.iter().find_map(of)
+    pids.iter().find_map(channel)
 }
 
 /// Returns the per cent of half a second in which each container's channel ran; `None` if one of them has no
 /// channel.
 fn parts<const N: usize>(node: &Node, containers: [&Container; N]) -> Option<[u64; N]> {
     let all = containers.map(programs);
-    let look = || all.each_ref().map(|pids| channels(node, pids));
-    let before = look();
+    let figures = || all.each_ref().map(|pids| channels(node, pids));
+    let before = figures();
     std::thread::sleep(Duration::from_millis(500));
     let mut parts = [0; N];
-    for ((part, before), after) in parts.iter_mut().zip(before).zip(look()) {
+    for ((part, before), after) in parts.iter_mut().zip(before).zip(figures()) {
         let (before, after) = (before?, after?);
         *part = (after[0] - before[0]) * 100 / (after[1] - before[1]).max(1);
     }
