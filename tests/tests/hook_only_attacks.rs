@@ -22,10 +22,11 @@ fn request() -> Bundle {
     Bundle::small().env("GPUSHARE_MEMORY", "4GiB")
 }
 
-/// Mounts of this process below the folder of the tests' own files. Other programs mount as well.
+/// All mounts that this process sees, except those that other programs made in the temporary folder.
 fn host_mounts() -> String {
     let all = fs::read_to_string("/proc/self/mountinfo").expect("the mount table can be read");
-    all.lines().filter(|line| line.contains("/gpushare-tests-")).collect::<Vec<_>>().join("\n")
+    let is_ours = |line: &&str| !line.contains(" /tmp/") || line.contains(" /tmp/gpushare-tests-");
+    all.lines().filter(is_ours).collect::<Vec<_>>().join("\n")
 }
 
 /// A way to lead a mount target elsewhere. It gets the root folder and the canary.
