@@ -15,7 +15,7 @@ pub enum RequestError {
         key: String,
         /// The value, cut by [`shortened`].
         value: String,
-        /// The reason.
+        /// Why the value cannot be parsed.
         source: ValueError,
     },
     /// A key under gpushare's own prefix that gpushare does not know.

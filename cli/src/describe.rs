@@ -91,7 +91,7 @@ fn why_no_supervisor(config: &Config, lease: &Lease, node: &Node) -> Option<Stri
         LeaseKey::HOOK_ONLY => Hindrance::HookOnly,
         _ => can_supervise(&config.paths.supervisor, node).err()?,
     };
-    Some(format!("libraries hold its memory, since no supervisor can: {why}"))
+    Some(why.note())
 }
 
 /// What its user could do, by what is seen of it.
@@ -99,10 +99,17 @@ fn helps(share: &ShareView, overview: &Overview) -> Vec<String> {
     let mut helps = Vec::new();
     // Not by the name: others chose it, and it would be a part of a command.
     let (name, is_update) = (short(&share.id), !matches!(share.mode, "exclusive" | "time-slice"));
-    if is_update && (share.allocations_refused > 0 || share.parts.iter().any(PartView::is_full)) {
+    let is_cheating = !share.violations.is_empty();
+    if is_update
+        && !is_cheating
+        && (share.allocations_refused > 0 || share.parts.iter().any(PartView::is_full))
+    {
+        let why = match share.allocations_refused {
+            0 => "it has used up its memory".to_owned(),
+            refused => format!("its limit refused {refused} allocations"),
+        };
         helps.push(format!(
-            "its limit refused {} allocations: `gpushare update {name} --memory SIZE` gives more, as far as the GPU has it",
-            share.allocations_refused
+            "{why}: `gpushare update {name} --memory SIZE` gives more, as far as the GPU has it"
         ));
     }
     // The container itself says how long.

@@ -541,7 +541,7 @@ fn unseen(state: &Path, leases: &[Lease]) -> Vec<Finding> {
 /// What containers do against their shares: what the meter found, or, where none runs, what a single look can
 /// tell.
 fn cheating(config: &Config, state: &Path, leases: &[Lease]) -> Vec<Finding> {
-    // One that waits for something has nothing to tell.
+    // A meter that waits, for instance for a file lease to expire, reports nothing.
     let found = match lock::is_held(&meter::lock_file(state)) && violation::is_fresh(state) {
         true => violation::read(state),
         false => meter::look_once(config, state, leases),

@@ -213,6 +213,13 @@ pub enum Hindrance {
     Program(PathBuf),
 }
 
+impl Hindrance {
+    /// Tells the user why libraries hold a share although the settings ask for a supervisor where one can.
+    pub fn note(&self) -> String {
+        format!("libraries hold its memory, since no supervisor can: {self}")
+    }
+}
+
 /// Name of the folder of all GPUs' boards, in the state folder.
 const BOARDS: &str = "boards";
 
@@ -275,7 +282,7 @@ fn choose(
         (Some(why), _) if request.needs_supervisor => return Err(SupervisionError::Asked(why)),
         (Some(why), SupervisorMode::Required) => return Err(SupervisionError::Required(why)),
         (Some(why), _) => {
-            request.notes.push(format!("libraries hold its memory, since no supervisor can: {why}"));
+            request.notes.push(why.note());
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ pub struct Deed {
     pub lease: i64,
     /// The container's id.
     pub container: String,
-    /// The action.
+    /// What was done to the lease, with its figures.
     #[serde(flatten)]
     pub what: Done,
 }

@@ -11,24 +11,33 @@ use gpushare_quota::Lease;
 use super::owner::Owners;
 use super::process::Process;
 
-/// The processes in a GPU's list, each as it was when its pid appeared there; `None` if it had already ended.
+/// How many looks in a row must find an ended process in the list. It stays there for a moment after its end.
+const LOOKS: u32 = 3;
+
+/// The processes in a GPU's list.
 #[derive(Debug, Default)]
-pub struct Listed(HashMap<u32, Option<Process>>);
+pub struct Listed {
+    /// Each as it was when its pid appeared there; `None` if it had already ended.
+    processes: HashMap<u32, Option<Process>>,
+    /// In how many looks an ended process of no known lease had memory.
+    orphans: HashMap<u32, u32>,
+}
 
 impl Listed {
     /// Updates the list. A short process may end before its first sample arrives, so its owner is looked up
     /// here.
     pub fn note(&mut self, pids: &HashSet<u32>, owners: &mut Owners, leases: &[Lease]) {
-        self.0.retain(|pid, _| pids.contains(pid));
+        self.processes.retain(|pid, _| pids.contains(pid));
+        self.orphans.retain(|pid, _| pids.contains(pid));
         for pid in pids {
             owners.note(*pid, leases);
-            self.0.entry(*pid).or_insert_with(|| Process::open(*pid));
+            self.processes.entry(*pid).or_insert_with(|| Process::open(*pid));
         }
     }
 
     /// Whether the pid still belongs to the listed process. A pid that is not in the list does.
     pub fn is_current(&self, pid: u32) -> bool {
-        self.0.get(&pid).is_none_or(|process| process.as_ref().is_some_and(Process::lives))
+        self.processes.get(&pid).is_none_or(|process| process.as_ref().is_some_and(Process::lives))
     }
 
     /// Returns the lease of the process that the driver lists with this pid, also for a moment after its end.
@@ -36,6 +45,13 @@ impl Listed {
     pub fn owner(&self, pid: u32, owners: &mut Owners, leases: &[Lease]) -> Option<i64> {
         let has_successor = !self.is_current(pid) && Process::open(pid).is_some();
         if has_successor { None } else { owners.of(pid, leases) }
+    }
+
+    /// Notes that a look found memory of an ended process of no known lease. Returns whether that is to be reported.
+    pub fn note_orphan(&mut self, pid: u32) -> bool {
+        let looks = self.orphans.entry(pid).or_default();
+        *looks = looks.saturating_add(1);
+        *looks >= LOOKS
     }
 }
 
@@ -59,11 +75,12 @@ mod tests {
         let earlier = Process::open(child.id());
         child.wait().unwrap();
         for process in [earlier, None] {
-            listed.0.insert(id(), process);
+            listed.processes.insert(id(), process);
             listed.note(&HashSet::from([id()]), &mut owners, &leases);
             assert!(!listed.is_current(id()));
             assert_eq!(listed.owner(id(), &mut owners, &leases), None);
         }
+        assert_eq!([(); 3].map(|()| listed.note_orphan(id())), [false, false, true]);
         listed.note(&HashSet::new(), &mut owners, &leases);
         assert!(listed.is_current(id()), "it left the list in between");
     }

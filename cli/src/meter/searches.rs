@@ -421,11 +421,11 @@ pub fn once(state: &Path, libcuda: &Path, subject: Subject) -> Vec<Violation> {
         found = searches.found(&leases, false, || unreachable!("none is due"));
     }
     let missed = leases.iter().filter(|lease| !searches.last.contains_key(&lease.id));
-    let told = missed.map(|lease| {
+    let unsearched = missed.map(|lease| {
         let text = format!("not searched in time, beside others{}", cgroups(lease));
         Violation::by(lease, None, Kind::Unsearched, text)
     });
-    found.extend(told);
+    found.extend(unsearched);
     found
 }
 

@@ -372,6 +372,8 @@ impl<'a> Session<'a> {
                 let Some(lease) = metered.listed.owner(pid, &mut self.owners, &self.leases) else {
                     if is_current {
                         strangers.insert(pid, bytes);
+                    } else if metered.listed.note_orphan(pid) {
+                        found.push(orphaned(pid, bytes));
                     }
                     continue;
                 };
@@ -434,6 +436,21 @@ impl<'a> Session<'a> {
         if let Err(error) = violation::write(self.state, &found, self.response.frozen()) {
             tracing::warn!(%error, "what containers do against their shares cannot be written down");
         }
+    }
+}
+
+/// Reports memory of an ended process of which no lease is known. The pid may be another process's by now, so the
+/// report names neither a process nor a container.
+fn orphaned(pid: u32, bytes: u64) -> Violation {
+    let bytes = DeviceMemory::from_bytes(bytes);
+    Violation {
+        lease: None,
+        container: "node".to_owned(),
+        pid: None,
+        kind: Kind::Stranger.name().to_owned(),
+        text: format!("the driver lists {bytes} of device memory for process {pid}, which has ended"),
+        born: None,
+        is_hint: false,
     }
 }
 

@@ -17,7 +17,7 @@ const LONGEST: u64 = 64 << 10;
 
 /// A lease on a watched file.
 pub(super) struct FileLease {
-    /// The file.
+    /// Path of the file as its watchers know it.
     pub path: PathBuf,
     /// Pid of the process that set it. It may have ended, or have passed its descriptor to another process.
     pub setter: u32,
